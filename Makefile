@@ -1,0 +1,54 @@
+# Every target makes what it needs: on a fresh machine `make run` or `make test` is all the set-up there is.
+#   make run PORT=8000 ARGS="--workers 2"     serve the default model
+#   make test ARGS="-k fence"                 all tests that need no GPU
+SHELL := /bin/bash
+VENV ?= .venv
+PORT ?= 8000
+ARGS ?=
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+CODE := kernels services shared tests
+
+.DEFAULT_GOAL := help
+.PHONY: help env model run test test-property lint format bench compose-test clean
+
+help:
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+env: $(STAMP) ## make or update the virtual environment
+
+$(STAMP): pyproject.toml constraints.txt infra/scripts/environment.sh
+	@infra/scripts/environment.sh $(VENV)
+	@touch $@
+
+model: $(STAMP) ## fetch and convert the default model, once
+	@$(BIN)/pagewire pull
+
+run: model ## serve the default model on PORT; more options in ARGS
+	@exec $(BIN)/pagewire up --port $(PORT) $(ARGS)
+
+test: model ## all tests that need no GPU
+	$(BIN)/python -m pytest $(ARGS)
+
+test-property: $(STAMP) ## the property tests with many more examples
+	$(BIN)/python -m pytest tests/property --hypothesis-profile=thorough --timeout=0 $(ARGS)
+
+lint: $(STAMP) ## style, types and import contracts
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## put the code into its form
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+bench: $(STAMP) ## load a running server over HTTP: make bench ARGS="--concurrency 32"
+	$(BIN)/pagewire bench --url http://127.0.0.1:$(PORT) $(ARGS)
+
+compose-test: ## the four containers: build, stream one chat, take down
+	infra/scripts/compose-test.sh
+
+clean: ## remove the environment and every cache
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
