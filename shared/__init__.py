@@ -1,0 +1,1 @@
+"""What two services must agree on: messages, names, errors, transport. Imports no service and no torch."""

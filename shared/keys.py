@@ -1,0 +1,79 @@
+"""Names of Redis keys. All keys of a pool share the hash tag `{pool}`, so that scripts work on Redis Cluster."""
+
+import re
+from dataclasses import dataclass
+
+from shared.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of one pool."""
+
+    pool: str = "default"
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", self.pool):
+            raise ConfigError(f"pool name {self.pool!r}: letters, digits, dot, dash and underscore only")
+
+    def _key(self, *parts: str) -> str:
+        return ":".join((f"pw:{{{self.pool}}}", *parts))
+
+    @property
+    def intake(self) -> str:
+        """Stream: `IntakeMessage`."""
+        return self._key("intake")
+
+    @property
+    def steps(self) -> str:
+        """Stream, the step log: `LogMessage`."""
+        return self._key("steps")
+
+    def plans(self, worker: str, incarnation: int) -> str:
+        """Stream: `StepPlan`, entry ids `<plan_id>-0`."""
+        return self._key("plans", worker, str(incarnation))
+
+    @property
+    def fence(self) -> str:
+        """Hash without TTL: see infra/protocol.md, "Fence"."""
+        return self._key("fence")
+
+    @property
+    def limits(self) -> str:
+        """Hash: queue counters and caps, largest request."""
+        return self._key("limits")
+
+    @property
+    def members(self) -> str:
+        """Set of `who` names that have or had a lease."""
+        return self._key("members")
+
+    def lease(self, who: str) -> str:
+        """String with TTL: `Lease`. The scheduler leader's is `leader`."""
+        return self._key("lease", who)
+
+    @property
+    def leader_lease(self) -> str:
+        return self.lease("leader")
+
+    def request(self, request_id: str) -> str:
+        """Hash: `submission`, `output`, `log_id`, `seat`, `final`."""
+        return self._key("request", request_id)
+
+    @property
+    def request_prefix(self) -> str:
+        return self._key("request", "")
+
+    def idempotency(self, tenant: str, key_digest: str) -> str:
+        """String with TTL: the request id that a tenant's idempotency key stands for."""
+        return self._key("idempotency", tenant, key_digest)
+
+    @property
+    def snapshot(self) -> str:
+        """String: the scheduler's state at one tick."""
+        return self._key("snapshot")
+
+    @property
+    def stats(self) -> str:
+        """String with TTL: `PoolStats`."""
+        return self._key("stats")

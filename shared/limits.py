@@ -1,0 +1,51 @@
+"""What gateways must know to refuse early: the queue's counters and caps, and the largest request that can ever fit."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import redis
+import redis.asyncio
+
+from shared.keys import Keys
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The `limits` hash. `submitted*` are counted by the script `submit`, the rest is written by the leader."""
+
+    submitted: int = 0
+    submitted_tokens: int = 0
+    left: int = 0
+    """Requests that have left the queue since the beginning, by being scheduled or by ending."""
+    left_tokens: int = 0
+    cap_requests: int = 0
+    """Most queued requests; 0 = no cap."""
+    cap_tokens: int = 0
+    """Most queued prompt tokens; 0 = no cap."""
+    max_request_tokens: int = 0
+    """Prompt plus `max_tokens` that can ever fit; 0 = no worker has joined yet."""
+    max_model_len: int = 0
+
+    @property
+    def queued(self) -> int:
+        return self.submitted - self.left
+
+
+def _parse(raw: dict[bytes, bytes]) -> Limits:
+    names = {f.name for f in fields(Limits)}
+    return Limits(**{k.decode(): int(v) for k, v in raw.items() if k.decode() in names})
+
+
+def read_limits(client: redis.Redis, keys: Keys) -> Limits:
+    raw: Any = client.hgetall(keys.limits)
+    return _parse(raw)
+
+
+async def read_limits_async(client: redis.asyncio.Redis, keys: Keys) -> Limits:
+    raw: Any = await client.hgetall(keys.limits)  # type: ignore[misc]
+    return _parse(raw)
+
+
+def write_limits(client: redis.Redis, keys: Keys, **changes: int) -> None:
+    """Set some fields; `client` may be a pipeline."""
+    client.hset(keys.limits, mapping={name: int(value) for name, value in changes.items()})

@@ -1,0 +1,342 @@
+"""Every message that crosses a process boundary. The rules that give them meaning are in infra/protocol.md.
+
+The wire is MessagePack, one field `m` per stream entry. Structs are encoded as arrays `[tag, fields…]` with a tag like
+`step/1`: name and major schema version. A reader ignores fields that a newer minor version appended and takes the
+defaults of those that an older one lacks. Another major version raises `UnsupportedSchema`, so that the entry is left
+for a peer that reads it.
+"""
+
+from enum import IntEnum, StrEnum
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from shared.errors import MalformedMessage, UnsupportedSchema
+from shared.sampling import SamplingParams
+
+SCHEMA_VERSION = 1
+FIELD = b"m"
+"""The one field of every stream entry."""
+
+
+def _tag(name: str) -> str:
+    return f"{name}/{SCHEMA_VERSION}"
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True):
+    """A top-level message; its tag carries the schema version."""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """A piece of a message, without a version of its own."""
+
+
+# ---------------------------------------------------------------- endings
+
+
+class EndReason(IntEnum):
+    """Why a worker ended a row (token-level endings only)."""
+
+    EOS = 1
+    STOP_TOKEN = 2
+    LENGTH = 3
+    ERROR = 4
+
+
+class FinishReason(StrEnum):
+    """Why a request ended, as the terminal event and the final record say it."""
+
+    STOP = "stop"  # EOS, a stop token or a stop string
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+    REJECTED = "rejected"
+
+
+class EventKind(StrEnum):
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+# ---------------------------------------------------------------- request record
+
+
+class Submission(Message, frozen=True, tag=_tag("submission")):
+    """What a gateway accepted; immutable, stored in the request record. All that E and the scheduler need."""
+
+    request_id: str
+    model: str
+    kind: str
+    """`chat` or `completion`: the shape of the client's output."""
+    created: float
+    """Unix time, seconds."""
+    prompt_tokens: bytes
+    """Packed int32."""
+    params: SamplingParams
+    stop: tuple[str, ...] = ()
+    priority: int = 0
+    tenant: str = ""
+    traceparent: str = ""
+
+
+class Final(Message, frozen=True, tag=_tag("final")):
+    """The end of a request, stored in its record."""
+
+    reason: FinishReason
+    num_output_tokens: int
+    end_reason: int = 0
+    """`EndReason` of the worker if it ended the row, else 0."""
+    message: str = ""
+
+
+# ---------------------------------------------------------------- intake: gateways and supervisors → scheduler
+
+
+class Submit(Message, frozen=True, tag=_tag("submit")):
+    """The record of `request_id` is complete: schedule it."""
+
+    request_id: str
+
+
+class Stop(Message, frozen=True, tag=_tag("stop")):
+    """A stop string completed: only `num_output_tokens` tokens count; the rest is not needed."""
+
+    request_id: str
+    num_output_tokens: int
+
+
+class Abort(Message, frozen=True, tag=_tag("abort")):
+    """Nobody waits for the request any more. `attach` is the attach number under which the sender held it."""
+
+    request_id: str
+    cause: str
+    """`client_disconnect`, `cancelled`, `deadline`, …: a metric label."""
+    attach: int = 0
+
+
+class ProcessDied(Message, frozen=True, tag=_tag("died")):
+    """A supervisor saw its child end: no need to wait for the lease of `instance` to lapse."""
+
+    instance: str
+
+
+IntakeMessage = Submit | Stop | Abort | ProcessDied
+
+# ---------------------------------------------------------------- ticks
+
+
+class WorkerJoined(Part, frozen=True, tag="joined"):
+    """A worker incarnation was admitted with this capacity."""
+
+    worker: str
+    incarnation: int
+    num_blocks: int
+
+
+class WorkerDraining(Part, frozen=True, tag="draining"):
+    """Place nothing more on the worker."""
+
+    worker: str
+    incarnation: int
+
+
+WorkerEvent = WorkerJoined | WorkerDraining
+
+
+class Tick(Part, frozen=True):
+    """All inputs of one turn of the scheduler core: replaying the ticks re-derives every decision."""
+
+    number: int
+    """From 1, without gaps, over all epochs."""
+    intake_id: str
+    """Intake is applied up to and including this entry id."""
+    log_id: str
+    """The step log is applied up to and including this entry id."""
+    now: float
+    """Unix time, seconds; never falls."""
+    events: tuple[WorkerEvent, ...] = ()
+
+
+# ---------------------------------------------------------------- plans: leader → one worker incarnation
+
+
+class NewRow(Part, frozen=True):
+    """A request that enters the worker's batch, with all of its known tokens."""
+
+    row: int
+    request_id: str
+    tokens: bytes
+    """Packed int32: prompt, then committed output."""
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    """Tokens whose KV is already in the row's blocks (prefix hit); the rest is prefilled in chunks."""
+    params: SamplingParams
+    traceparent: str = ""
+
+
+class StepPlan(Message, frozen=True, tag=_tag("plan")):
+    """A delta to the worker's persistent batch, then one forward pass. Decode rows are not named: each yields one token."""
+
+    plan_id: int
+    """From 1 per worker incarnation; also the entry id `<plan_id>-0` and the step id of its result."""
+    tick: Tick
+    dropped: tuple[int, ...] = ()
+    """Rows that leave before the pass (preempted, aborted, stopped). Rows that the worker itself ended are not repeated here."""
+    added: tuple[NewRow, ...] = ()
+    blocks: bytes = b""
+    """Packed int32 pairs (row, block_id), appended to the rows' block tables in this order."""
+    chunks: tuple[tuple[int, int], ...] = ()
+    """(row, num_scheduled_tokens) of every row that is in prefill and scheduled in this pass."""
+    traceparent: str = ""
+
+
+# ---------------------------------------------------------------- step log: workers and leader → everyone
+
+
+class StepResult(Message, frozen=True, tag=_tag("step")):
+    """Every token that one forward pass produced, in columns."""
+
+    worker: str
+    incarnation: int
+    step_id: int
+    tokens: bytes = b""
+    """Packed int32, indexed by row; NO_TOKEN where the row yielded nothing; rows past the end yielded nothing."""
+    joined: tuple[tuple[int, str, int], ...] = ()
+    """(row, request_id, output index of its token in this step) of rows that yield for the first time since they were added."""
+    left: tuple[int, ...] = ()
+    """Joined rows that the plan dropped: they yield nothing from this step on."""
+    ended: tuple[tuple[int, int], ...] = ()
+    """(row, EndReason): the row's token in this step, if any, is its last, and the row is free after it."""
+    roster: tuple[tuple[int, str, int], ...] = ()
+    """Every 64 steps: (row, request_id, output index of the row's next token) of every joined row, after this step."""
+    rates: tuple[float, ...] = ()
+    """Measured: prefill tokens/s, decode tokens/s, copy bytes/s."""
+    traceparent: str = ""
+
+
+class RequestEvent(Part, frozen=True):
+    """A decision of the scheduler that readers of the log must know."""
+
+    request_id: str
+    kind: EventKind
+    num_output_tokens: int
+    """Committed output at this point. For FINISHED: how many count."""
+    reason: str = ""
+    """For FINISHED a `FinishReason`; for PREEMPTED why."""
+    message: str = ""
+
+
+class TickEntry(Message, frozen=True, tag=_tag("tick")):
+    """What a tick decided for readers of the log. `tick` is set if no plan carries it."""
+
+    tick: Tick | None = None
+    events: tuple[RequestEvent, ...] = ()
+
+
+class WorkerFenced(Message, frozen=True, tag=_tag("fenced")):
+    """From here on `incarnation` of `worker` cannot have published anything more."""
+
+    worker: str
+    incarnation: int
+    reason: str = ""
+
+
+LogMessage = StepResult | TickEntry | WorkerFenced
+
+# ---------------------------------------------------------------- keys with one value
+
+
+class WorkerState(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+class Lease(Message, frozen=True, tag=_tag("lease")):
+    """What a process says of itself while it lives (TTL 2 s)."""
+
+    service: str
+    """`gateway`, `scheduler` or `gpu_worker`."""
+    name: str
+    """Stable name of the seat, e.g. `worker-0`."""
+    instance: str
+    """Unique per process start (random nonce)."""
+    pid: int
+    state: WorkerState
+    num_blocks: int = 0
+    block_size: int = 0
+    max_model_len: int = 0
+    fingerprint: str = ""
+    """Numerics: kernels, dtype, dispatch level. Tokens continue exactly on an equal one."""
+    model: str = ""
+    progress: float = 0.0
+    """0 to 1 while loading."""
+    max_num_seqs: int = 0
+    """Rows that the worker warmed up for; a scheduler with more is refused by a clear error."""
+
+
+class PoolStats(Message, frozen=True, tag=_tag("stats")):
+    """The leader's gauges and counters, refreshed with its lease."""
+
+    epoch: int
+    tick: int
+    num_requests_running: int
+    num_requests_waiting: int
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    """Unreferenced but kept for prefix hits."""
+    num_preemptions: int
+    num_workers: int
+    num_plans: int
+    num_ignored_messages: int
+    """Late, doubled or unknown messages that were dropped."""
+    finished: tuple[tuple[str, int], ...] = ()
+    """(FinishReason, count)."""
+
+
+# ---------------------------------------------------------------- codec
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: Message | Part) -> bytes:
+    """The wire form of one message."""
+    return _encoder.encode(message)
+
+
+M = TypeVar("M", bound=Message)
+
+
+class Decoder(Generic[M]):
+    """Decodes one union of messages, e.g. `Decoder(IntakeMessage)`."""
+
+    def __init__(self, union: Any) -> None:
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(union)
+
+    def decode(self, data: bytes) -> M:
+        """One message from its wire form.
+
+        Raises:
+            UnsupportedSchema: another major version.
+            MalformedMessage: anything else that is not a message of the union.
+        """
+        try:
+            return self._decoder.decode(data)
+        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
+            version = _foreign_version(data)
+            if version is not None:
+                raise UnsupportedSchema(version) from error
+            raise MalformedMessage(str(error)) from error
+
+
+def _foreign_version(data: bytes) -> int | None:
+    """The version of a message that this code cannot read, if it is a message of another major version."""
+    try:
+        fields = msgspec.msgpack.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if not (isinstance(fields, list) and fields and isinstance(fields[0], str)):
+        return None
+    version = fields[0].rpartition("/")[2]
+    return int(version) if version.isdecimal() and int(version) != SCHEMA_VERSION else None

@@ -1,0 +1,34 @@
+"""Token ids on the wire: one little-endian int32 each, concatenated."""
+
+import sys
+from array import array
+from collections.abc import Iterable
+
+NO_TOKEN = -1
+"""Stands in a packed row array where a row yielded nothing in that step."""
+
+
+def pack_int32(values: Iterable[int]) -> bytes:
+    """Pack `values` as little-endian int32.
+
+    Raises:
+        OverflowError: a value does not fit 32 bits.
+    """
+    packed = values if isinstance(values, array) and values.typecode == "i" else array("i", values)
+    if sys.byteorder == "big":
+        packed = array("i", packed)
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_int32(data: bytes) -> "array[int]":
+    """The inverse of `pack_int32`.
+
+    Raises:
+        ValueError: the length of `data` is no multiple of 4.
+    """
+    values = array("i")
+    values.frombytes(data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values

@@ -1,0 +1,94 @@
+"""The request record: what was submitted, the committed output folded in, the end."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+import redis
+import redis.asyncio
+
+from shared.errors import ProtocolError
+from shared.keys import Keys
+from shared.messages import Decoder, Final, Submission, encode
+from shared.packing import unpack_int32
+from shared.streams import START
+
+LIVE_TTL_S = 86_400
+"""A record holds text, so even one that nobody ends disappears after a day."""
+
+_submission: Decoder[Submission] = Decoder(Submission)
+_final: Decoder[Final] = Decoder(Final)
+
+
+class Seat(NamedTuple):
+    """Where a request sits: readers who start at the record's log id know its row by it."""
+
+    worker: str
+    incarnation: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """`output` holds the committed tokens up to `log_id`; `final` is set once the request has ended."""
+
+    submission: Submission
+    output: "array[int]"
+    log_id: str
+    seat: Seat | None
+    final: Final | None
+
+
+def fold_fields(output: bytes, log_id: str, seat: Seat | None) -> dict[str, bytes]:
+    """Fields that bring a live record up to `log_id`."""
+    return {"output": output, "log_id": log_id.encode(), "seat": msgspec.msgpack.encode(seat)}
+
+
+def final_fields(output: bytes, log_id: str, final: Final) -> dict[str, bytes]:
+    """Fields that end a record."""
+    return {"output": output, "log_id": log_id.encode(), "seat": msgspec.msgpack.encode(None), "final": encode(final)}
+
+
+def parse_record(raw: dict[bytes, bytes]) -> RequestRecord | None:
+    """A record from its hash; None if it is absent or unreadable."""
+    if b"submission" not in raw:
+        return None
+    try:
+        final = _final.decode(raw[b"final"]) if b"final" in raw else None
+        seat = msgspec.msgpack.decode(raw[b"seat"], type=Seat | None) if b"seat" in raw else None
+        output = unpack_int32(raw.get(b"output", b""))
+        return RequestRecord(
+            _submission.decode(raw[b"submission"]), output, raw.get(b"log_id", START.encode()).decode(), seat, final
+        )
+    except (ProtocolError, msgspec.MsgspecError, ValueError):
+        return None
+
+
+def read_record(client: redis.Redis, keys: Keys, request_id: str) -> RequestRecord | None:
+    raw: Any = client.hgetall(keys.request(request_id))
+    return parse_record(raw)
+
+
+async def read_record_async(client: redis.asyncio.Redis, keys: Keys, request_id: str) -> RequestRecord | None:
+    raw: Any = await client.hgetall(keys.request(request_id))  # type: ignore[misc]
+    return parse_record(raw)
+
+
+def read_submissions(client: redis.Redis, keys: Keys, request_ids: Sequence[str]) -> dict[str, Submission]:
+    """Submissions by id, in one round trip; those whose record is absent or unreadable are missing."""
+    if not request_ids:
+        return {}
+    with client.pipeline(transaction=False) as pipe:
+        for request_id in request_ids:
+            pipe.hget(keys.request(request_id), "submission")
+        values = pipe.execute()
+    found: dict[str, Submission] = {}
+    for request_id, value in zip(request_ids, values, strict=True):
+        try:
+            if value is not None:
+                found[request_id] = _submission.decode(value)
+        except ProtocolError:
+            continue
+    return found

@@ -1,0 +1,47 @@
+"""The only constructors of Redis clients.
+
+Retries belong to the callers, who know which command may be repeated: the clients themselves never retry. A command that
+was cancelled or timed out closes its connection (redis-py does so), because an unread reply would answer the next command.
+"""
+
+import redis
+import redis.asyncio
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+CONNECT_TIMEOUT_S = 2.0
+BLOCK_MARGIN_S = 5.0
+"""A blocking read may last this much longer than asked before its connection counts as broken."""
+
+RedisFailure: tuple[type[Exception], ...] = (redis.RedisError, ConnectionError, TimeoutError, OSError)
+"""Redis is unreachable, restarting, out of memory or refused the command: retry with back-off."""
+
+
+def _options(timeout_s: float) -> dict[str, object]:
+    return {
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "decode_responses": False,
+        "protocol": 2,
+    }
+
+
+def connect(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
+    """A client for ordinary commands. Connects at its first command."""
+    return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_options(timeout_s))  # type: ignore[arg-type]
+
+
+def connect_blocking(url: str, *, block_s: float) -> redis.Redis:
+    """A client for one reader that blocks up to `block_s` seconds: its own connection, its own timeout."""
+    return connect(url, timeout_s=block_s + BLOCK_MARGIN_S)
+
+
+def connect_async(url: str, *, timeout_s: float = 5.0) -> redis.asyncio.Redis:
+    """As `connect`, for asyncio."""
+    retry = redis.asyncio.retry.Retry(NoBackoff(), 0)
+    return redis.asyncio.Redis.from_url(url, retry=retry, **_options(timeout_s))  # type: ignore[arg-type]
+
+
+def connect_async_blocking(url: str, *, block_s: float) -> redis.asyncio.Redis:
+    """As `connect_blocking`, for asyncio."""
+    return connect_async(url, timeout_s=block_s + BLOCK_MARGIN_S)

@@ -1,0 +1,284 @@
+"""The four scripts that change shared state, behind typed functions. Their rules are in infra/protocol.md, "Fence"."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import blake2b, sha1
+from importlib.resources import files
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.exceptions import NoScriptError
+
+from shared.errors import IdempotencyConflict, QueueFull
+from shared.keys import Keys
+from shared.messages import Lease, Submission, Submit, WorkerFenced, encode
+
+
+class _Script:
+    """Source and digest of one Lua file of this folder."""
+
+    def __init__(self, name: str) -> None:
+        self.source = files(__name__).joinpath(f"{name}.lua").read_bytes()
+        # Redis names scripts by SHA-1; nothing is secret here.
+        self.sha = sha1(self.source, usedforsecurity=False).hexdigest()
+
+
+_SUBMIT, _ACQUIRE, _FENCE_WORKER, _FENCED_APPEND = map(_Script, ("submit", "acquire", "fence_worker", "fenced_append"))
+
+
+def _run(client: redis.Redis, script: _Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
+    try:
+        return client.evalsha(script.sha, len(keys), *keys, *args)
+    except NoScriptError:
+        return client.eval(script.source, len(keys), *keys, *args)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- operations of a fenced append
+
+
+@dataclass(frozen=True, slots=True)
+class XAdd:
+    """Append `payload` to a stream."""
+
+    stream: str
+    payload: bytes
+    entry_id: str = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class SetValue:
+    """Set a string key."""
+
+    key: str
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SetFields:
+    """Set fields of a hash and its time to live."""
+
+    key: str
+    fields: Mapping[str, bytes]
+    ttl_s: int
+
+
+Operation = XAdd | SetValue | SetFields
+
+
+class AppendStatus(StrEnum):
+    """Outcome of a fenced append."""
+
+    OK = "OK"
+    ALREADY = "ALREADY"
+    """Applied before; the reply had been lost. Success."""
+    STALE = "STALE"
+    """The number is not current, or the sequence is not the next one. Nothing was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class TickCommit:
+    """A tick with all of its consequences: one atomic append."""
+
+    epoch: int
+    tick: int
+    operations: tuple[Operation, ...]
+
+
+def _append_call(
+    keys: Keys, operations: Sequence[Operation], *, number_field: str, number: int, name: str, sequence: int
+) -> tuple[list[str], list[Any]]:
+    """Keys and arguments of one `fenced_append`; `name` is the sequence's field, `<name>_digest` that of its digest."""
+    targets, args = [keys.fence], []
+    for operation in operations:
+        if isinstance(operation, XAdd):
+            targets.append(operation.stream)
+            args += ["X", operation.entry_id, operation.payload]
+        elif isinstance(operation, SetValue):
+            targets.append(operation.key)
+            args += ["S", operation.value]
+        else:
+            targets.append(operation.key)
+            args += ["H", operation.ttl_s, len(operation.fields)]
+            for field, value in operation.fields.items():
+                args += [field, value]
+    digest = blake2b(digest_size=12)
+    for part in (*targets, *args):
+        data = part if isinstance(part, bytes) else str(part).encode()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    kind, _, worker = name.partition(":")
+    digest_field = f"{kind}_digest:{worker}" if worker else f"{kind}_digest"
+    return targets, [number_field, number, name, sequence, digest_field, digest.hexdigest(), *args]
+
+
+def commit_ticks(client: redis.Redis, keys: Keys, commits: Sequence[TickCommit]) -> list[AppendStatus]:
+    """Commit ticks in order, in one pipeline.
+
+    Repeating the same call after a lost reply is safe: each tick that had landed answers ALREADY or, if later ticks landed
+    too, STALE; `commit_ticks` tells these apart by the fence, so a STALE in its answer means that leadership is lost.
+    """
+    calls = [
+        _append_call(keys, c.operations, number_field="epoch", number=c.epoch, name="tick", sequence=c.tick)
+        for c in commits
+    ]
+    answers = _pipeline(client, calls)
+    if any(isinstance(a, NoScriptError) for a in answers):
+        client.script_load(_FENCED_APPEND.source)  # type: ignore[arg-type]
+        answers = _pipeline(client, calls)
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    statuses = [AppendStatus(a.decode()) for a in answers]
+    return _forgive_landed(client, keys, commits, statuses)
+
+
+def _pipeline(client: redis.Redis, calls: Sequence[tuple[list[str], list[Any]]]) -> list[Any]:
+    if len(calls) == 1:
+        targets, args = calls[0]
+        try:
+            return [client.evalsha(_FENCED_APPEND.sha, len(targets), *targets, *args)]
+        except NoScriptError as error:
+            return [error]
+    with client.pipeline(transaction=False) as pipe:
+        for targets, args in calls:
+            pipe.evalsha(_FENCED_APPEND.sha, len(targets), *targets, *args)
+        return list(pipe.execute(raise_on_error=False))
+
+
+def _forgive_landed(
+    client: redis.Redis, keys: Keys, commits: Sequence[TickCommit], statuses: list[AppendStatus]
+) -> list[AppendStatus]:
+    """A retry of several ticks: those before the last one that landed answer STALE although they landed.
+
+    The epoch is checked first by the script, so under an unchanged epoch only this holder can have advanced the tick.
+    """
+    if AppendStatus.STALE not in statuses or len(commits) == 1:
+        return statuses
+    fence = read_fence(client, keys)
+    return [
+        AppendStatus.ALREADY if s is AppendStatus.STALE and fence.epoch == c.epoch and c.tick <= fence.tick else s
+        for c, s in zip(commits, statuses, strict=True)
+    ]
+
+
+def publish_step(
+    client: redis.Redis, keys: Keys, *, worker: str, incarnation: int, step_id: int, payload: bytes
+) -> AppendStatus:
+    """Append an encoded `StepResult` to the step log if `incarnation` is current and `step_id` the next one."""
+    targets, args = _append_call(
+        keys,
+        (XAdd(keys.steps, payload),),
+        number_field=f"inc:{worker}",
+        number=incarnation,
+        name=f"step:{worker}",
+        sequence=step_id,
+    )
+    return AppendStatus(_run(client, _FENCED_APPEND, targets, args).decode())
+
+
+# ---------------------------------------------------------------- leadership and fencing
+
+
+def acquire(client: redis.Redis, keys: Keys, *, instance: str, ttl_ms: int, lease: Lease) -> int:
+    """Take or renew the leader's lease; the epoch, or 0 if another instance holds it."""
+    return int(_run(client, _ACQUIRE, [keys.fence, keys.leader_lease], [instance, ttl_ms, encode(lease)]))
+
+
+def fence_worker(
+    client: redis.Redis, keys: Keys, *, epoch: int, worker: str, expected: int, new_holder: str, reason: str
+) -> int:
+    """End incarnation `expected` of `worker` (0: it never had one) and hand the next one to `new_holder`.
+
+    Answers the new incarnation; 0 if `epoch` is stale; −(current incarnation) if that is not `expected`, which happens when
+    an earlier try landed and its reply was lost.
+    """
+    entry = encode(WorkerFenced(worker=worker, incarnation=expected, reason=reason))
+    return int(
+        _run(client, _FENCE_WORKER, [keys.fence, keys.steps], [epoch, worker, new_holder, entry, expected])
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFence:
+    """The fence's view of one worker."""
+
+    incarnation: int
+    holder: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class FenceState:
+    """The fence, read at one moment."""
+
+    epoch: int
+    leader: str
+    tick: int
+    workers: dict[str, WorkerFence]
+
+
+def read_fence(client: redis.Redis, keys: Keys) -> FenceState:
+    """The whole fence; workers sorted by name."""
+    raw: Any = client.hgetall(keys.fence)
+    fields = {k.decode(): v.decode() for k, v in raw.items()}
+    names = sorted(k.removeprefix("inc:") for k in fields if k.startswith("inc:"))
+    workers = {
+        name: WorkerFence(
+            incarnation=int(fields[f"inc:{name}"]),
+            holder=fields.get(f"holder:{name}", ""),
+            step=int(fields.get(f"step:{name}", 0)),
+        )
+        for name in names
+    }
+    return FenceState(int(fields.get("epoch", 0)), fields.get("leader", ""), int(fields.get("tick", 0)), workers)
+
+
+# ---------------------------------------------------------------- submission
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """`accepted`: queued now. Otherwise the request that the idempotency key (or the id) already stands for."""
+
+    accepted: bool
+    request_id: str
+
+
+async def submit(
+    client: redis.asyncio.Redis,
+    keys: Keys,
+    submission: Submission,
+    *,
+    ttl_s: int,
+    idempotency_digest: str = "",
+    body_digest: str = "",
+    idempotency_ttl_s: int = 86_400,
+) -> Submitted:
+    """Queue `submission` atomically. Safe to repeat with the same submission.
+
+    Raises:
+        QueueFull: a queue cap is reached.
+        IdempotencyConflict: the key stands for another body.
+    """
+    rid = submission.request_id
+    claim = f"{body_digest}|{rid}" if idempotency_digest else ""
+    names = [
+        keys.request(rid),
+        keys.intake,
+        keys.limits,
+        keys.idempotency(submission.tenant, idempotency_digest or "-"),
+    ]
+    tokens = len(submission.prompt_tokens) // 4
+    args = [rid, encode(submission), encode(Submit(request_id=rid)), tokens, ttl_s, claim, idempotency_ttl_s]
+    answer: Any
+    try:
+        answer = await client.evalsha(_SUBMIT.sha, len(names), *names, *args)  # type: ignore[arg-type, misc]
+    except NoScriptError:
+        answer = await client.eval(_SUBMIT.source, len(names), *names, *args)  # type: ignore[arg-type, misc]
+    status, detail = (part.decode() for part in answer)
+    if status == "FULL":
+        raise QueueFull(f"the queue is full ({detail}); try again later")
+    if status == "CONFLICT":
+        raise IdempotencyConflict("the idempotency key was used with another body")
+    return Submitted(status == "ACCEPTED", detail)

@@ -1,0 +1,211 @@
+"""Following the step log: which tokens belong to which request. Pure; used by gateways, recovery and tests.
+
+A follower looks only at the rows of the requests that it tracks. A token counts if its output index equals the number of
+tokens committed so far; nothing counts after the end. When steps are missing the follower says so (`gap`): its owner then
+loads the request's record, which holds the committed output and the row, and tracks the request anew.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from shared.messages import EndReason, EventKind, LogMessage, RequestEvent, StepResult, TickEntry, WorkerFenced
+from shared.packing import NO_TOKEN, unpack_int32
+from shared.records import RequestRecord, Seat
+
+_UNKNOWN = -1
+"""Last step of a worker that this follower has not seen yet: its first step is no gap."""
+
+
+@dataclass(slots=True)
+class Update:
+    """News of one request from one log entry."""
+
+    request_id: str
+    tokens: list[int] = field(default_factory=list)
+    num_committed: int = 0
+    """Committed output tokens after this update."""
+    end_reason: EndReason | None = None
+    """A worker's token-level ending: no token follows."""
+    event: RequestEvent | None = None
+    gap: bool = False
+    """Steps are missing: reload the record."""
+
+
+@dataclass(slots=True)
+class _Tracked:
+    committed: int
+    ended: bool = False
+
+
+@dataclass(slots=True)
+class _Row:
+    request_id: str
+    next_index: int
+
+
+@dataclass(slots=True)
+class _Worker:
+    incarnation: int
+    last_step: int
+    rows: dict[int, _Row] = field(default_factory=dict)
+
+
+class StepLogFollower:
+    """Attributes the log's tokens to tracked requests."""
+
+    def __init__(self) -> None:
+        self._tracked: dict[str, _Tracked] = {}
+        self._workers: dict[str, _Worker] = {}
+
+    def track(self, request_id: str, committed: int = 0, seat: Seat | None = None) -> None:
+        """Follow a request of which `committed` output tokens are known. `seat`: its row, if it has joined one before."""
+        self.untrack(request_id)
+        self._tracked[request_id] = _Tracked(committed)
+        if seat is None:
+            return
+        worker = self._workers.get(seat.worker)
+        if worker is None:
+            worker = self._workers[seat.worker] = _Worker(seat.incarnation, _UNKNOWN)
+        if worker.incarnation == seat.incarnation:
+            worker.rows[seat.row] = _Row(request_id, committed)
+
+    def untrack(self, request_id: str) -> None:
+        """Forget a request."""
+        if self._tracked.pop(request_id, None) is not None:
+            for worker in self._workers.values():
+                for row in [r for r, seat in worker.rows.items() if seat.request_id == request_id]:
+                    del worker.rows[row]
+
+    def seat_of(self, request_id: str) -> Seat | None:
+        """The row that a tracked request has now."""
+        for name, worker in self._workers.items():
+            for row, seat in worker.rows.items():
+                if seat.request_id == request_id:
+                    return Seat(name, worker.incarnation, row)
+        return None
+
+    def apply(self, message: LogMessage) -> list[Update]:
+        """Updates of the tracked requests from the next log entry."""
+        if isinstance(message, StepResult):
+            return self._apply_step(message)
+        if isinstance(message, TickEntry):
+            return self._apply_events(message.events)
+        if isinstance(message, WorkerFenced):
+            worker = self._workers.get(message.worker)
+            if worker is not None and worker.incarnation <= message.incarnation:
+                self._workers[message.worker] = _Worker(message.incarnation + 1, 0)
+        return []
+
+    def _apply_events(self, events: Iterable[RequestEvent]) -> list[Update]:
+        updates = []
+        for event in events:
+            tracked = self._tracked.get(event.request_id)
+            if tracked is None:
+                continue
+            if event.kind is EventKind.FINISHED:
+                tracked.ended = True
+            updates.append(Update(event.request_id, num_committed=tracked.committed, event=event))
+        return updates
+
+    def _apply_step(self, step: StepResult) -> list[Update]:
+        worker = self._workers.get(step.worker)
+        if worker is None:
+            worker = self._workers[step.worker] = _Worker(step.incarnation, _UNKNOWN)
+        elif worker.incarnation < step.incarnation:
+            worker = self._workers[step.worker] = _Worker(step.incarnation, 0)
+        elif worker.incarnation > step.incarnation or step.step_id <= worker.last_step:
+            return []  # late or doubled
+        missed = worker.last_step != _UNKNOWN and step.step_id != worker.last_step + 1
+        worker.last_step = step.step_id
+        if missed:
+            worker.rows.clear()
+            return [
+                Update(rid, num_committed=t.committed, gap=True) for rid, t in self._tracked.items() if not t.ended
+            ]
+        self._seat_rows(worker, step)
+        return self._attribute(worker, step)
+
+    def _seat_rows(self, worker: _Worker, step: StepResult) -> None:
+        for row in step.left:
+            worker.rows.pop(row, None)
+        for row, request_id, index in step.joined:
+            worker.rows.pop(row, None)
+            if request_id in self._tracked:
+                worker.rows[row] = _Row(request_id, index)
+
+    def _attribute(self, worker: _Worker, step: StepResult) -> list[Update]:
+        updates: dict[str, Update] = {}
+        if worker.rows:
+            tokens = unpack_int32(step.tokens)
+            for row, seat in worker.rows.items():
+                if row < len(tokens) and tokens[row] != NO_TOKEN:
+                    self._accept(updates, seat, tokens[row])
+        for row, reason in step.ended:
+            ended = worker.rows.pop(row, None)
+            if ended is not None:
+                self._end(updates, ended.request_id, EndReason(reason))
+        self._check_roster(updates, worker, step)
+        return list(updates.values())
+
+    def _accept(self, updates: dict[str, Update], seat: _Row, token: int) -> None:
+        index, seat.next_index = seat.next_index, seat.next_index + 1
+        tracked = self._tracked[seat.request_id]
+        if tracked.ended or index < tracked.committed:
+            return
+        update = updates.setdefault(seat.request_id, Update(seat.request_id))
+        if index > tracked.committed:
+            update.gap = True
+        else:
+            update.tokens.append(token)
+            tracked.committed += 1
+        update.num_committed = tracked.committed
+
+    def _end(self, updates: dict[str, Update], request_id: str, reason: EndReason) -> None:
+        tracked = self._tracked[request_id]
+        if tracked.ended:
+            return
+        tracked.ended = True
+        update = updates.setdefault(request_id, Update(request_id))
+        update.num_committed = tracked.committed
+        update.end_reason = reason
+
+    def _check_roster(self, updates: dict[str, Update], worker: _Worker, step: StepResult) -> None:
+        """A reader that joined late learns its rows from the roster, and whether it lacks tokens."""
+        for row, request_id, next_index in step.roster:
+            tracked = self._tracked.get(request_id)
+            if tracked is None or tracked.ended:
+                continue
+            worker.rows[row] = _Row(request_id, next_index)
+            if next_index > tracked.committed:
+                update = updates.setdefault(request_id, Update(request_id, num_committed=tracked.committed))
+                update.gap = True
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """A request's state at the end of the entries that were applied to its record."""
+
+    output: list[int]
+    seat: Seat | None
+    end_reason: EndReason | None
+    event: RequestEvent | None
+    """Its terminal event, if it is among the entries."""
+    gap: bool
+    """Tokens between record and entries are missing (the log was trimmed too far): nothing can be said."""
+
+
+def catch_up(record: RequestRecord, entries: Iterable[LogMessage]) -> CaughtUp:
+    """Record plus tail: `entries` are the step log after `record.log_id`."""
+    follower = StepLogFollower()
+    request_id = record.submission.request_id
+    output = list(record.output)
+    follower.track(request_id, len(output), record.seat)
+    end_reason, terminal, gap = None, None, False
+    for message in entries:
+        for update in follower.apply(message):
+            output += update.tokens
+            end_reason = update.end_reason or end_reason
+            gap = gap or update.gap
+            if update.event is not None and update.event.kind is EventKind.FINISHED:
+                terminal = update.event
+    return CaughtUp(output, follower.seat_of(request_id), end_reason, terminal, gap)

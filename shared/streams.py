@@ -1,0 +1,69 @@
+"""Reading streams: XREAD and XRANGE as plain lists of (entry id, payload)."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import redis
+import redis.asyncio
+
+from shared.messages import FIELD
+
+START = "0-0"
+
+
+class Entry(NamedTuple):
+    """One stream entry. `payload` is empty if the entry has no message field (foreign or trimmed)."""
+
+    entry_id: str
+    payload: bytes
+
+
+def entry_order(entry_id: str) -> tuple[int, int]:
+    """Sort key of an entry id such as `1700000000000-3`."""
+    milliseconds, _, sequence = entry_id.partition("-")
+    return int(milliseconds), int(sequence or 0)
+
+
+def read(
+    client: redis.Redis, positions: Mapping[str, str], *, block_ms: int | None = None, count: int | None = None
+) -> dict[str, list[Entry]]:
+    """Entries after each stream's position; streams without news are absent. Blocks up to `block_ms` if there are none."""
+    return _entries(client.xread(dict(positions), count=count, block=block_ms))  # type: ignore[arg-type]
+
+
+async def read_async(
+    client: redis.asyncio.Redis, positions: Mapping[str, str], *, block_ms: int | None = None, count: int | None = None
+) -> dict[str, list[Entry]]:
+    """As `read`, for asyncio."""
+    return _entries(await client.xread(dict(positions), count=count, block=block_ms))  # type: ignore[arg-type]
+
+
+def scan(client: redis.Redis, stream: str, *, after: str = START, until: str = "+", page: int = 1000) -> Iterator[Entry]:
+    """All entries of `stream` with `after` < id <= `until`, page by page."""
+    while True:
+        rows: Any = client.xrange(stream, min=f"({after}", max=until, count=page)
+        for entry_id, fields in rows or ():
+            yield _entry(entry_id, fields)
+        if not rows or len(rows) < page:
+            return
+        after = rows[-1][0].decode()
+
+
+def last_id(client: redis.Redis, stream: str) -> str:
+    """Id of the last entry, or `0-0`."""
+    rows: Any = client.xrevrange(stream, count=1)
+    return rows[0][0].decode() if rows else START
+
+
+async def last_id_async(client: redis.asyncio.Redis, stream: str) -> str:
+    """As `last_id`, for asyncio."""
+    rows: Any = await client.xrevrange(stream, count=1)
+    return rows[0][0].decode() if rows else START
+
+
+def _entries(answer: Any) -> dict[str, list[Entry]]:
+    return {stream.decode(): [_entry(i, fields) for i, fields in rows] for stream, rows in answer or ()}
+
+
+def _entry(entry_id: bytes, fields: Mapping[bytes, bytes] | None) -> Entry:
+    return Entry(entry_id.decode(), fields.get(FIELD, b"") if fields else b"")

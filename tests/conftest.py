@@ -1,0 +1,85 @@
+"""Fixtures that every tier may use: Hypothesis profiles and a real Redis."""
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from hypothesis import HealthCheck, settings
+
+from shared.keys import Keys
+from shared.redis_client import connect
+
+_common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "derandomize": True}
+settings.register_profile("suite", **_common)
+settings.register_profile("thorough", max_examples=2000, **{**_common, "derandomize": False})
+settings.load_profile("suite")
+
+
+def free_port() -> int:
+    """A TCP port on loopback that is free now."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def _redis_binary() -> str:
+    found = shutil.which("redis-server")
+    if found is None:
+        from services.cli.redis_server import find_redis_binary
+
+        found = str(find_redis_binary())
+    return found
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a Redis of this test session's own (AOF on, as in production)."""
+    folder: Path = tmp_path_factory.mktemp("redis")
+    port = free_port()
+    command = [_redis_binary(), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+    command += ["--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction"]
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    url = f"redis://127.0.0.1:{port}/0"
+    client = connect(url)
+    try:
+        for _ in range(100):
+            try:
+                client.ping()
+                break
+            except redis.RedisError:
+                time.sleep(0.05)
+        else:
+            raise RuntimeError((folder / "log").read_text())
+        yield url
+    finally:
+        client.close()
+        process.terminate()
+        process.wait(10)
+
+
+@pytest.fixture
+def redis_url(redis_server: str) -> Iterator[str]:
+    """An empty Redis."""
+    client = connect(redis_server)
+    client.flushall()
+    client.config_resetstat()
+    yield redis_server
+    client.close()
+
+
+@pytest.fixture
+def redis_client(redis_url: str) -> Iterator[redis.Redis]:
+    client = connect(redis_url)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def keys() -> Keys:
+    return Keys("test")
