@@ -23,7 +23,9 @@ class PagewireError(Exception):
 class InvalidRequest(PagewireError):
     """The request can never be served as it stands. `param` names the field, `code` is machine-readable."""
 
-    def __init__(self, message: str, *, param: str | None = None, code: str = "invalid_value", status: int = 400) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str = "invalid_value", status: int = 400
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param

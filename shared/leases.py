@@ -2,7 +2,7 @@
 
 import secrets
 import threading
-from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -74,19 +74,15 @@ class LeaseKeeper:
         self._stopped = True
         self._wake.set()
         self._thread.join()
-        try:
+        with suppress(*RedisFailure):  # it lapses by itself
             self._client.delete(self._keys.lease(self.who))
-        except RedisFailure:
-            pass  # it lapses by itself
         self._client.close()
 
     def _run(self) -> None:
         while not self._stopped:
             self._wake.clear()
-            try:
+            with suppress(*RedisFailure):  # the next turn tries again; peers see a lapsed lease, which is the truth
                 self._renew()
-            except RedisFailure:
-                pass  # the next turn tries again; peers see a lapsed lease, which is the truth
             self._wake.wait(self._interval_s)
 
     def _renew(self) -> None:
@@ -116,13 +112,13 @@ def read_members(client: redis.Redis, keys: Keys) -> dict[str, Lease | None]:
 
 async def read_members_async(client: redis.asyncio.Redis, keys: Keys) -> dict[str, Lease | None]:
     """As `read_members`, for asyncio."""
-    raw: Any = await client.smembers(keys.members)  # type: ignore[misc]
+    raw: Any = await client.smembers(keys.members)
     names = sorted(name.decode() for name in raw)
     values: Any = await client.mget([keys.lease(name) for name in names]) if names else []
     return _members(names, values)
 
 
-def _members(names: list[str], values: list[bytes | None]) -> Mapping[str, Lease | None] | Any:
+def _members(names: list[str], values: list[bytes | None]) -> dict[str, Lease | None]:
     return {name: decode_lease(value) for name, value in zip(names, values, strict=True)}
 
 

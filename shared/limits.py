@@ -42,7 +42,7 @@ def read_limits(client: redis.Redis, keys: Keys) -> Limits:
 
 
 async def read_limits_async(client: redis.asyncio.Redis, keys: Keys) -> Limits:
-    raw: Any = await client.hgetall(keys.limits)  # type: ignore[misc]
+    raw: Any = await client.hgetall(keys.limits)
     return _parse(raw)
 
 

@@ -175,13 +175,16 @@ class NewRow(Part, frozen=True):
 
 
 class StepPlan(Message, frozen=True, tag=_tag("plan")):
-    """A delta to the worker's persistent batch, then one forward pass. Decode rows are not named: each yields one token."""
+    """A delta to the worker's persistent batch, then one forward pass.
+
+    Decode rows are not named: each yields one token.
+    """
 
     plan_id: int
     """From 1 per worker incarnation; also the entry id `<plan_id>-0` and the step id of its result."""
     tick: Tick
     dropped: tuple[int, ...] = ()
-    """Rows that leave before the pass (preempted, aborted, stopped). Rows that the worker itself ended are not repeated here."""
+    """Rows that leave before the pass (preempted, aborted, stopped); not those that the worker itself ended."""
     added: tuple[NewRow, ...] = ()
     blocks: bytes = b""
     """Packed int32 pairs (row, block_id), appended to the rows' block tables in this order."""
@@ -202,7 +205,7 @@ class StepResult(Message, frozen=True, tag=_tag("step")):
     tokens: bytes = b""
     """Packed int32, indexed by row; NO_TOKEN where the row yielded nothing; rows past the end yielded nothing."""
     joined: tuple[tuple[int, str, int], ...] = ()
-    """(row, request_id, output index of its token in this step) of rows that yield for the first time since they were added."""
+    """(row, request_id, output index of its token in this step) of rows that yield their first token since added."""
     left: tuple[int, ...] = ()
     """Joined rows that the plan dropped: they yield nothing from this step on."""
     ended: tuple[tuple[int, int], ...] = ()

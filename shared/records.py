@@ -72,7 +72,7 @@ def read_record(client: redis.Redis, keys: Keys, request_id: str) -> RequestReco
 
 
 async def read_record_async(client: redis.asyncio.Redis, keys: Keys, request_id: str) -> RequestRecord | None:
-    raw: Any = await client.hgetall(keys.request(request_id))  # type: ignore[misc]
+    raw: Any = await client.hgetall(keys.request(request_id))
     return parse_record(raw)
 
 

@@ -1,7 +1,7 @@
 """The only constructors of Redis clients.
 
-Retries belong to the callers, who know which command may be repeated: the clients themselves never retry. A command that
-was cancelled or timed out closes its connection (redis-py does so), because an unread reply would answer the next command.
+Retries belong to the callers, who know which command may be repeated: the clients themselves never retry. A command
+that was cancelled or timed out closes its connection (redis-py does so): an unread reply would answer the next one.
 """
 
 import redis
@@ -28,7 +28,7 @@ def _options(timeout_s: float) -> dict[str, object]:
 
 def connect(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
     """A client for ordinary commands. Connects at its first command."""
-    return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_options(timeout_s))  # type: ignore[arg-type]
+    return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_options(timeout_s))
 
 
 def connect_blocking(url: str, *, block_s: float) -> redis.Redis:

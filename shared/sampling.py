@@ -62,15 +62,48 @@ MAX_LOGIT_BIAS = 1024
 
 NUMERIC_PARAMS: tuple[ParamSpec, ...] = (
     ParamSpec("max_tokens", int, None, 1, MAX_COUNT, "Most output tokens; absent or null fills the context."),
-    ParamSpec("min_tokens", int, 0, 0, MAX_COUNT, "No ending by EOS, stop token or stop string before this many output tokens."),
+    ParamSpec(
+        "min_tokens",
+        int,
+        0,
+        0,
+        MAX_COUNT,
+        "No ending by EOS, stop token or stop string before this many output tokens.",
+    ),
     ParamSpec("temperature", float, 1.0, 0, 2, "0 is greedy, and so is anything below 1e-5."),
-    ParamSpec("top_p", float, 1.0, 0, 1, "Nucleus: smallest set of tokens whose probability reaches it.", low_open=True),
-    ParamSpec("top_k", int, 0, -1, MAX_COUNT, "Keep the k most probable tokens; 0 and -1 keep all; more than the vocabulary keeps all."),
+    ParamSpec(
+        "top_p", float, 1.0, 0, 1, "Nucleus: smallest set of tokens whose probability reaches it.", low_open=True
+    ),
+    ParamSpec(
+        "top_k",
+        int,
+        0,
+        -1,
+        MAX_COUNT,
+        "Keep the k most probable tokens; 0 and -1 keep all; more than the vocabulary keeps all.",
+    ),
     ParamSpec("min_p", float, 0.0, 0, 1, "Drop tokens less probable than this share of the most probable one."),
     ParamSpec("presence_penalty", float, 0.0, -2, 2, "Subtracted once from the logit of every token already produced."),
-    ParamSpec("frequency_penalty", float, 0.0, -2, 2, "Subtracted per occurrence from the logit of every token already produced."),
-    ParamSpec("repetition_penalty", float, 1.0, 0, 10, "Divides positive and multiplies negative logits of tokens in prompt and output.", low_open=True),
-    ParamSpec("seed", int, None, 0, MAX_SEED, "Draws depend on (seed, choice, output index) only; absent picks one at random."),
+    ParamSpec(
+        "frequency_penalty",
+        float,
+        0.0,
+        -2,
+        2,
+        "Subtracted per occurrence from the logit of every token already produced.",
+    ),
+    ParamSpec(
+        "repetition_penalty",
+        float,
+        1.0,
+        0,
+        10,
+        "Divides positive and multiplies negative logits of tokens in prompt and output.",
+        low_open=True,
+    ),
+    ParamSpec(
+        "seed", int, None, 0, MAX_SEED, "Draws depend on (seed, choice, output index) only; absent picks one at random."
+    ),
     ParamSpec("n", int, 1, 1, 1, "Choices per prompt; more than one is not supported yet."),
     ParamSpec("best_of", int, 1, 1, 1, "Candidates per prompt; more than one is not supported yet."),
 )

@@ -1,8 +1,8 @@
 """Following the step log: which tokens belong to which request. Pure; used by gateways, recovery and tests.
 
-A follower looks only at the rows of the requests that it tracks. A token counts if its output index equals the number of
-tokens committed so far; nothing counts after the end. When steps are missing the follower says so (`gap`): its owner then
-loads the request's record, which holds the committed output and the row, and tracks the request anew.
+A follower looks only at the rows of the requests that it tracks. A token counts if its output index equals the number
+of tokens committed so far; nothing counts after the end. When steps are missing the follower says so (`gap`): its owner
+then loads the request's record, which holds the committed output and the row, and tracks the request anew.
 """
 
 from collections.abc import Iterable
@@ -58,7 +58,7 @@ class StepLogFollower:
         self._workers: dict[str, _Worker] = {}
 
     def track(self, request_id: str, committed: int = 0, seat: Seat | None = None) -> None:
-        """Follow a request of which `committed` output tokens are known. `seat`: its row, if it has joined one before."""
+        """Follow a request with `committed` known output tokens. `seat`: its row, if it has joined one before."""
         self.untrack(request_id)
         self._tracked[request_id] = _Tracked(committed)
         if seat is None:
@@ -119,9 +119,7 @@ class StepLogFollower:
         worker.last_step = step.step_id
         if missed:
             worker.rows.clear()
-            return [
-                Update(rid, num_committed=t.committed, gap=True) for rid, t in self._tracked.items() if not t.ended
-            ]
+            return [Update(rid, num_committed=t.committed, gap=True) for rid, t in self._tracked.items() if not t.ended]
         self._seat_rows(worker, step)
         return self._attribute(worker, step)
 

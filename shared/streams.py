@@ -27,7 +27,7 @@ def entry_order(entry_id: str) -> tuple[int, int]:
 def read(
     client: redis.Redis, positions: Mapping[str, str], *, block_ms: int | None = None, count: int | None = None
 ) -> dict[str, list[Entry]]:
-    """Entries after each stream's position; streams without news are absent. Blocks up to `block_ms` if there are none."""
+    """Entries after each stream's position, waiting up to `block_ms` for the first. Streams without news are absent."""
     return _entries(client.xread(dict(positions), count=count, block=block_ms))  # type: ignore[arg-type]
 
 
@@ -38,7 +38,9 @@ async def read_async(
     return _entries(await client.xread(dict(positions), count=count, block=block_ms))  # type: ignore[arg-type]
 
 
-def scan(client: redis.Redis, stream: str, *, after: str = START, until: str = "+", page: int = 1000) -> Iterator[Entry]:
+def scan(
+    client: redis.Redis, stream: str, *, after: str = START, until: str = "+", page: int = 1000
+) -> Iterator[Entry]:
     """All entries of `stream` with `after` < id <= `until`, page by page."""
     while True:
         rows: Any = client.xrange(stream, min=f"({after}", max=until, count=page)

@@ -1,6 +1,5 @@
 """Fixtures that every tier may use: Hypothesis profiles and a real Redis."""
 
-import shutil
 import socket
 import subprocess
 import time
@@ -11,12 +10,13 @@ import pytest
 import redis
 from hypothesis import HealthCheck, settings
 
+from services.cli.redis_server import find_redis_server
 from shared.keys import Keys
 from shared.redis_client import connect
 
-_common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "derandomize": True}
-settings.register_profile("suite", **_common)
-settings.register_profile("thorough", max_examples=2000, **{**_common, "derandomize": False})
+_slow = [HealthCheck.too_slow]
+settings.register_profile("suite", deadline=None, suppress_health_check=_slow, derandomize=True)
+settings.register_profile("thorough", deadline=None, suppress_health_check=_slow, max_examples=2000)
 settings.load_profile("suite")
 
 
@@ -27,21 +27,12 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def _redis_binary() -> str:
-    found = shutil.which("redis-server")
-    if found is None:
-        from services.cli.redis_server import find_redis_binary
-
-        found = str(find_redis_binary())
-    return found
-
-
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of a Redis of this test session's own (AOF on, as in production)."""
     folder: Path = tmp_path_factory.mktemp("redis")
     port = free_port()
-    command = [_redis_binary(), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+    command = [str(find_redis_server().path), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
     command += ["--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction"]
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)

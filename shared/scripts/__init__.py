@@ -90,7 +90,8 @@ def _append_call(
     keys: Keys, operations: Sequence[Operation], *, number_field: str, number: int, name: str, sequence: int
 ) -> tuple[list[str], list[Any]]:
     """Keys and arguments of one `fenced_append`; `name` is the sequence's field, `<name>_digest` that of its digest."""
-    targets, args = [keys.fence], []
+    targets = [keys.fence]
+    args: list[Any] = []
     for operation in operations:
         if isinstance(operation, XAdd):
             targets.append(operation.stream)
@@ -115,8 +116,8 @@ def _append_call(
 def commit_ticks(client: redis.Redis, keys: Keys, commits: Sequence[TickCommit]) -> list[AppendStatus]:
     """Commit ticks in order, in one pipeline.
 
-    Repeating the same call after a lost reply is safe: each tick that had landed answers ALREADY or, if later ticks landed
-    too, STALE; `commit_ticks` tells these apart by the fence, so a STALE in its answer means that leadership is lost.
+    Repeating the same call after a lost reply is safe: ticks that had landed answer ALREADY. A STALE in the answer
+    means that leadership is lost.
     """
     calls = [
         _append_call(keys, c.operations, number_field="epoch", number=c.epoch, name="tick", sequence=c.tick)
@@ -124,7 +125,7 @@ def commit_ticks(client: redis.Redis, keys: Keys, commits: Sequence[TickCommit])
     ]
     answers = _pipeline(client, calls)
     if any(isinstance(a, NoScriptError) for a in answers):
-        client.script_load(_FENCED_APPEND.source)  # type: ignore[arg-type]
+        client.script_load(_FENCED_APPEND.source)
         answers = _pipeline(client, calls)
     for answer in answers:
         if isinstance(answer, Exception):
@@ -190,13 +191,11 @@ def fence_worker(
 ) -> int:
     """End incarnation `expected` of `worker` (0: it never had one) and hand the next one to `new_holder`.
 
-    Answers the new incarnation; 0 if `epoch` is stale; −(current incarnation) if that is not `expected`, which happens when
-    an earlier try landed and its reply was lost.
+    Answers the new incarnation; 0 if `epoch` is stale; −(current incarnation) if that is not `expected`, as after
+    an earlier try that landed while its reply was lost.
     """
     entry = encode(WorkerFenced(worker=worker, incarnation=expected, reason=reason))
-    return int(
-        _run(client, _FENCE_WORKER, [keys.fence, keys.steps], [epoch, worker, new_holder, entry, expected])
-    )
+    return int(_run(client, _FENCE_WORKER, [keys.fence, keys.steps], [epoch, worker, new_holder, entry, expected]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,9 +272,9 @@ async def submit(
     args = [rid, encode(submission), encode(Submit(request_id=rid)), tokens, ttl_s, claim, idempotency_ttl_s]
     answer: Any
     try:
-        answer = await client.evalsha(_SUBMIT.sha, len(names), *names, *args)  # type: ignore[arg-type, misc]
+        answer = await client.evalsha(_SUBMIT.sha, len(names), *names, *args)  # type: ignore[arg-type]
     except NoScriptError:
-        answer = await client.eval(_SUBMIT.source, len(names), *names, *args)  # type: ignore[arg-type, misc]
+        answer = await client.eval(_SUBMIT.source, len(names), *names, *args)  # type: ignore[arg-type]
     status, detail = (part.decode() for part in answer)
     if status == "FULL":
         raise QueueFull(f"the queue is full ({detail}); try again later")

@@ -8,6 +8,8 @@ from shared.keys import Keys
 from shared.limits import read_limits, read_limits_async, write_limits
 from shared.messages import (
     Decoder,
+    Final,
+    FinishReason,
     IntakeMessage,
     Lease,
     LogMessage,
@@ -19,7 +21,7 @@ from shared.messages import (
     encode,
 )
 from shared.packing import pack_int32
-from shared.records import final_fields, parse_record, read_record
+from shared.records import final_fields, read_record
 from shared.redis_client import connect_async
 from shared.sampling import SamplingParams
 from shared.scripts import (
@@ -56,9 +58,7 @@ def admit(client: redis.Redis, keys: Keys, epoch: int, expected: int = 0, holder
 
 def publish(client: redis.Redis, keys: Keys, incarnation: int, step: int, token: int = 7) -> AppendStatus:
     result = StepResult(worker="worker-0", incarnation=incarnation, step_id=step, tokens=pack_int32([token]))
-    return publish_step(
-        client, keys, worker="worker-0", incarnation=incarnation, step_id=step, payload=encode(result)
-    )
+    return publish_step(client, keys, worker="worker-0", incarnation=incarnation, step_id=step, payload=encode(result))
 
 
 def log(client: redis.Redis, keys: Keys) -> list[LogMessage]:
@@ -140,8 +140,6 @@ def test_a_tick_may_not_be_skipped_or_rewritten(redis_client: redis.Redis, keys:
 def test_a_commit_writes_plan_events_record_and_snapshot_together(redis_client: redis.Redis, keys: Keys) -> None:
     epoch = lead(redis_client, keys, "a")
     redis_client.hset(keys.request("r"), "submission", encode(submission("r")))
-    from shared.messages import Final, FinishReason
-
     final = Final(reason=FinishReason.LENGTH, num_output_tokens=2)
     operations = (
         XAdd(keys.plans("w", 1), b"plan", "1-0"),
@@ -153,7 +151,7 @@ def test_a_commit_writes_plan_events_record_and_snapshot_together(redis_client: 
     record = read_record(redis_client, keys, "r")
     assert record is not None and record.final == final and list(record.output) == [5, 6] and record.log_id == "9-0"
     assert 0 < redis_client.ttl(keys.request("r")) <= 60
-    assert redis_client.xrange(keys.plans("w", 1))[0][0] == b"1-0"
+    assert [e.entry_id for e in scan(redis_client, keys.plans("w", 1))] == ["1-0"]
     assert read_fence(redis_client, keys).tick == 1
 
 
@@ -272,7 +270,7 @@ async def test_caps_in_requests_and_tokens_refuse_before_anything_is_written(
     with pytest.raises(QueueFull, match="requests"):
         await submit(client, keys, submission("d", prompt=1), ttl_s=60)
     assert redis_client.xlen(keys.intake) == 2
-    assert parse_record(redis_client.hgetall(keys.request("d"))) is None
+    assert read_record(redis_client, keys, "d") is None
     write_limits(redis_client, keys, left=1, left_tokens=4)
     assert (await submit(client, keys, submission("d", prompt=1), ttl_s=60)).accepted
     await client.aclose()

@@ -1,0 +1,54 @@
+"""Leases live while their process renews them, and say the truth soon after it stops."""
+
+import time
+
+import redis
+
+from shared.keys import Keys
+from shared.leases import LeaseKeeper, new_instance, read_members, who
+from shared.messages import Lease, WorkerState
+
+
+def lease() -> Lease:
+    return Lease(service="gpu_worker", name="w", instance=new_instance(), pid=1, state=WorkerState.LOADING)
+
+
+def wait_for(condition: object, seconds: float = 3.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():  # type: ignore[operator]
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_lease_outlives_its_ttl_while_renewed_and_is_gone_after_stop(
+    redis_url: str, redis_client: redis.Redis, keys: Keys
+) -> None:
+    keeper = LeaseKeeper(redis_url, keys, lease(), ttl_s=0.3, interval_s=0.1).start()
+    assert wait_for(lambda: read_members(redis_client, keys) == {keeper.who: keeper.lease})
+    time.sleep(0.6)
+    assert read_members(redis_client, keys)[keeper.who] == keeper.lease
+    keeper.stop()
+    assert read_members(redis_client, keys) == {keeper.who: None}
+
+
+def test_an_update_is_seen_at_once(redis_url: str, redis_client: redis.Redis, keys: Keys) -> None:
+    keeper = LeaseKeeper(redis_url, keys, lease(), ttl_s=5.0, interval_s=2.0).start()
+    assert wait_for(lambda: redis_client.exists(keys.lease(keeper.who)))
+    keeper.update(state=WorkerState.READY, num_blocks=9)
+
+    def ready() -> bool:
+        seen = read_members(redis_client, keys)[keeper.who]
+        return seen is not None and seen.state is WorkerState.READY and seen.num_blocks == 9
+
+    assert wait_for(ready, 1.0)
+    keeper.stop()
+
+
+def test_a_lease_comes_back_after_redis_lost_it(redis_url: str, redis_client: redis.Redis, keys: Keys) -> None:
+    keeper = LeaseKeeper(redis_url, keys, lease(), ttl_s=2.0, interval_s=0.1).start()
+    assert wait_for(lambda: redis_client.exists(keys.lease(keeper.who)))
+    redis_client.flushall()
+    assert wait_for(lambda: who(keeper.lease) in read_members(redis_client, keys))
+    keeper.stop()

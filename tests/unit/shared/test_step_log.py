@@ -1,0 +1,167 @@
+"""A follower attributes tokens to its requests whatever else is in the log."""
+
+from array import array
+from collections.abc import Sequence
+
+from shared.messages import (
+    EndReason,
+    EventKind,
+    Final,
+    FinishReason,
+    LogMessage,
+    RequestEvent,
+    StepResult,
+    Submission,
+    TickEntry,
+    WorkerFenced,
+)
+from shared.packing import NO_TOKEN, pack_int32
+from shared.records import RequestRecord, Seat
+from shared.sampling import SamplingParams
+from shared.step_log import StepLogFollower, Update, catch_up
+
+JoinedRows = tuple[tuple[int, str, int], ...]
+
+
+def step(
+    step_id: int,
+    tokens: list[int],
+    *,
+    joined: JoinedRows = (),
+    left: tuple[int, ...] = (),
+    ended: tuple[tuple[int, int], ...] = (),
+    roster: JoinedRows = (),
+    incarnation: int = 1,
+    worker: str = "w",
+) -> StepResult:
+    return StepResult(
+        worker=worker,
+        incarnation=incarnation,
+        step_id=step_id,
+        tokens=pack_int32(tokens),
+        joined=joined,
+        left=left,
+        ended=ended,
+        roster=roster,
+    )
+
+
+def follow(*request_ids: str) -> StepLogFollower:
+    follower = StepLogFollower()
+    for request_id in request_ids:
+        follower.track(request_id)
+    return follower
+
+
+def collect(follower: StepLogFollower, messages: Sequence[LogMessage]) -> dict[str, list[int]]:
+    out: dict[str, list[int]] = {}
+    for message in messages:
+        for update in follower.apply(message):
+            assert not update.gap
+            out.setdefault(update.request_id, []).extend(update.tokens)
+    return out
+
+
+def test_tokens_follow_their_row_and_foreign_rows_are_not_touched() -> None:
+    log: list[LogMessage] = [
+        step(1, [11, 21], joined=((0, "a", 0), (1, "foreign", 0))),
+        step(2, [12, 22, 31], joined=((2, "b", 0),)),
+        step(3, [13, NO_TOKEN, 32]),
+    ]
+    assert collect(follow("a", "b"), log) == {"a": [11, 12, 13], "b": [31, 32]}
+
+
+def test_an_ended_row_yields_its_last_token_and_may_be_reused() -> None:
+    follower = follow("a", "b")
+    assert follower.apply(step(1, [5], joined=((0, "a", 0),)))[0].end_reason is None
+    update = follower.apply(step(2, [6], ended=((0, EndReason.EOS),)))[0]
+    assert (update.tokens, update.end_reason, update.num_committed) == ([6], EndReason.EOS, 2)
+    assert follower.apply(step(3, [NO_TOKEN])) == []
+    assert collect(follower, [step(4, [9], joined=((0, "b", 0),))]) == {"b": [9]}
+
+
+def test_doubled_and_late_results_count_once() -> None:
+    follower = follow("a")
+    log: list[LogMessage] = [step(1, [1], joined=((0, "a", 0),)), step(2, [2])]
+    assert collect(follower, [log[0], log[0], log[1], log[0], log[1]]) == {"a": [1, 2]}
+
+
+def test_a_request_that_comes_back_on_another_worker_repeats_nothing() -> None:
+    follower = follow("a")
+    log: list[LogMessage] = [
+        step(1, [1], joined=((0, "a", 0),)),
+        step(2, [2]),
+        WorkerFenced(worker="w", incarnation=1),
+        step(3, [99]),  # of the fenced incarnation: cannot happen, must not count
+        step(1, [NO_TOKEN] * 4 + [3], worker="v", joined=((4, "a", 2),)),
+    ]
+    assert collect(follower, log) == {"a": [1, 2, 3]}
+
+
+def test_a_token_that_is_committed_already_is_not_delivered_again() -> None:
+    follower = follow("a")
+    collect(follower, [step(1, [1], joined=((0, "a", 0),)), step(2, [2])])
+    again = [step(1, [2], worker="v", joined=((0, "a", 1),)), step(2, [3], worker="v")]
+    assert collect(follower, again) == {"a": [3]}
+
+
+def test_nothing_counts_after_the_terminal_event() -> None:
+    follower = follow("a")
+    follower.apply(step(1, [1], joined=((0, "a", 0),)))
+    event = RequestEvent("a", EventKind.FINISHED, 1, FinishReason.ABORT)
+    assert follower.apply(TickEntry(events=(event,))) == [Update("a", num_committed=1, event=event)]
+    assert follower.apply(step(2, [2])) == []
+
+
+def test_a_missing_step_is_reported_as_a_gap_to_every_live_request() -> None:
+    follower = follow("a", "b")
+    follower.apply(step(1, [1], joined=((0, "a", 0),)))
+    assert [(u.request_id, u.gap) for u in follower.apply(step(3, [3]))] == [("a", True), ("b", True)]
+
+
+def test_a_first_step_that_is_not_step_one_is_a_gap_after_a_fence() -> None:
+    follower = follow("a")
+    follower.apply(step(1, [1], joined=((0, "a", 0),)))
+    follower.apply(WorkerFenced(worker="w", incarnation=1))
+    assert follower.apply(step(2, [2], incarnation=2))[0].gap
+
+
+def test_a_late_reader_learns_from_the_roster_that_it_lacks_tokens() -> None:
+    follower = follow("a")
+    follower.apply(step(63, [7]))
+    update = follower.apply(step(64, [8], roster=((0, "a", 64),)))[0]
+    assert update.gap and not update.tokens
+
+
+def test_a_reader_seated_by_the_record_continues_without_a_roster() -> None:
+    follower = StepLogFollower()
+    follower.track("a", committed=10, seat=Seat("w", 1, 0))
+    assert collect(follower, [step(11, [7]), step(12, [8])]) == {"a": [7, 8]}
+
+
+def _record(output: list[int], seat: Seat | None, final: Final | None = None) -> RequestRecord:
+    submission = Submission(
+        request_id="a",
+        model="m",
+        kind="chat",
+        created=0.0,
+        prompt_tokens=b"",
+        params=SamplingParams(max_tokens=9, seed=0),
+    )
+    return RequestRecord(submission, array("i", output), "5-0", seat, final)
+
+
+def test_record_plus_tail_is_the_committed_output() -> None:
+    tail: list[LogMessage] = [
+        step(4, [3]),
+        WorkerFenced(worker="w", incarnation=1),
+        step(1, [NO_TOKEN, 4], joined=((1, "a", 3),), incarnation=2),
+        step(2, [NO_TOKEN, 5], ended=((1, EndReason.LENGTH),), incarnation=2),
+    ]
+    state = catch_up(_record([1, 2], Seat("w", 1, 0)), tail)
+    assert (state.output, state.end_reason, state.gap) == ([1, 2, 3, 4, 5], EndReason.LENGTH, False)
+    assert catch_up(_record([1, 2], Seat("w", 1, 0)), tail[:3]).seat == Seat("w", 2, 1)
+
+
+def test_a_tail_that_was_trimmed_too_far_is_a_gap() -> None:
+    assert catch_up(_record([1], None), [step(9, [5], joined=((0, "a", 4),))]).gap
