@@ -15,8 +15,27 @@ PACKAGES = ("kernels", "services", "shared")
 CORE = ROOT / "services/scheduler/core"
 CORE_MAY_IMPORT = ("shared.errors", "shared.messages", "shared.packing", "shared.sampling", "services.scheduler.core")
 IMPURE = frozenset(  # standard modules that hold a clock, chance, I/O or a log
-    "asyncio concurrent datetime io logging multiprocessing os pathlib random secrets select signal socket subprocess "
-    "tempfile threading time uuid warnings".split()
+    [
+        "asyncio",
+        "concurrent",
+        "datetime",
+        "io",
+        "logging",
+        "multiprocessing",
+        "os",
+        "pathlib",
+        "random",
+        "secrets",
+        "select",
+        "signal",
+        "socket",
+        "subprocess",
+        "tempfile",
+        "threading",
+        "time",
+        "uuid",
+        "warnings",
+    ]
 )
 
 _IMPORT_EVERYTHING = """
