@@ -1,6 +1,5 @@
 """Fixtures that every tier may use: Hypothesis profiles and a real Redis."""
 
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,6 +12,9 @@ from hypothesis import HealthCheck, settings
 from services.cli.redis_server import find_redis_server
 from shared.keys import Keys
 from shared.redis_client import connect
+from tests.harness.ports import free_port
+
+pytest_plugins = ["tests.harness.fixtures"]
 
 _slow = [HealthCheck.too_slow]
 settings.register_profile("suite", deadline=None, suppress_health_check=_slow, derandomize=True)
@@ -20,19 +22,22 @@ settings.register_profile("thorough", deadline=None, suppress_health_check=_slow
 settings.load_profile("suite")
 
 
-def free_port() -> int:
-    """A TCP port on loopback that is free now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of a Redis of this test session's own (AOF on, as in production)."""
     folder: Path = tmp_path_factory.mktemp("redis")
     port = free_port()
-    command = [str(find_redis_server().path), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+    command = [
+        str(find_redis_server().path),
+        "--port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+        "--dir",
+        str(folder),
+        "--save",
+        "",
+    ]
     command += ["--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction"]
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)

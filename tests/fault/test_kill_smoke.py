@@ -1,0 +1,76 @@
+"""kill -9 of the worker, and of the scheduler, during a stream: the text is the one it would have had, once.
+
+A smoke test; the fault matrix is another suite.
+"""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from tests.harness.fixtures import StartStack
+from tests.harness.stack import Stack
+
+OUTPUT_TOKENS = 120
+pytestmark = [pytest.mark.model]
+
+
+@pytest.fixture(scope="module")
+def float_stack(start_stack: StartStack) -> Iterator[Stack]:
+    with start_stack(dtype="float32") as stack:
+        yield stack
+
+
+def stream(stack: Stack, body: dict[str, object], on_token: Callable[[int], None]) -> tuple[str, dict[str, object]]:
+    """Text and last usage of a stream; `on_token` is called with the number of deltas so far. Asserts the ending."""
+    text, usage, reasons, ids, done, count = "", {}, [], set(), 0, 0
+    body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    with httpx.stream("POST", f"{stack.url}/v1/completions", json=body, timeout=60) as answer:
+        assert answer.status_code == 200
+        for line in answer.iter_lines():
+            if line == "data: [DONE]":
+                done += 1
+            elif line.startswith("data: "):
+                event = json.loads(line[6:])
+                assert "error" not in event, event
+                ids.add(event["id"])
+                usage = event.get("usage") or usage
+                for choice in event["choices"]:
+                    text += choice["text"]
+                    reasons += [choice["finish_reason"]] if choice["finish_reason"] else []
+                    if choice["text"]:
+                        count += 1
+                        on_token(count)
+    assert (reasons, done, len(ids)) == (["length"], 1, 1)
+    return text, usage
+
+
+@pytest.mark.parametrize("victim", ["gpu_worker", "scheduler"])
+@pytest.mark.parametrize("temperature", [0, 0.9])
+@pytest.mark.timeout(180)
+def test_the_stream_goes_on_to_exactly_its_text(float_stack: Stack, victim: str, temperature: float) -> None:
+    body = {
+        "model": float_stack.model,
+        "prompt": "The river began in the mountains and",
+        "max_tokens": OUTPUT_TOKENS,
+        "ignore_eos": True,
+        "temperature": temperature,
+        "seed": 7,
+    }
+    reference, usage = stream(float_stack, body, lambda _: None)
+    assert usage["completion_tokens"] == OUTPUT_TOKENS
+    before = float_stack.pids()[victim]
+
+    def kill(count: int) -> None:
+        if count == 20:
+            os.kill(before[0], signal.SIGKILL)
+
+    text, usage = stream(float_stack, body, kill)
+    after = float_stack.wait_pids(victim)
+    assert before[0] not in after and len(after) == len(before)  # it was killed, and came back
+    assert text == reference
+    assert usage["completion_tokens"] == OUTPUT_TOKENS
+    float_stack.wait_idle()
