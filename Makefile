@@ -7,7 +7,7 @@ PORT ?= 8000
 ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-CODE := kernels services shared tests
+CODE := infra kernels services shared tests
 
 .DEFAULT_GOAL := help
 .PHONY: help env model run test test-property lint format bench compose-test clean
