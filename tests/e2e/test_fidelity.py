@@ -18,7 +18,7 @@ from tests.harness.stack import LogWatch, Stack
 
 LENGTHS = (1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 200, 300, 450, 700, 900)
 OUTPUT_TOKENS = 48
-WORDS = ["the", "history", "of", "science", "shows", "that", "people", "learn", "how", "water", "moves", "under", "mountains", "and", "long", "rivers"]
+WORDS = "the history of science shows that people learn how water moves under mountains and long rivers"
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -30,7 +30,8 @@ def prompts(model_folder: Path) -> list[list[int]]:
 
     tokenizer = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
     rng = random.Random(0)
-    text = " ".join(rng.choice(WORDS) for _ in range(4000))
+    words = WORDS.split()
+    text = " ".join(rng.choice(words) for _ in range(4000))
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     starts = [rng.randrange(len(ids) - length) for length in LENGTHS]
     return [ids[start : start + length] for start, length in zip(starts, LENGTHS, strict=True)]

@@ -26,7 +26,8 @@ def float_stack(start_stack: StartStack) -> Iterator[Stack]:
 
 def stream(stack: Stack, body: dict[str, object], on_token: Callable[[int], None]) -> tuple[str, dict[str, object]]:
     """Text and last usage of a stream; `on_token` is called with the number of deltas so far. Asserts the ending."""
-    text, usage, reasons, ids, done, count = "", {}, [], set(), 0, 0
+    text, reasons, ids, done, count = "", [], set(), 0, 0
+    usage: dict[str, object] = {}
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
     with httpx.stream("POST", f"{stack.url}/v1/completions", json=body, timeout=60) as answer:
         assert answer.status_code == 200
