@@ -37,7 +37,7 @@ lint: $(STAMP) ## style, types and import contracts
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 format: $(STAMP) ## put the code into its form
 	$(BIN)/ruff check --fix $(CODE)
