@@ -85,11 +85,17 @@ def missing_files(folder: Path) -> list[str]:
     missing = [] if (folder / "config.json").is_file() else ["config.json"]
     index = folder / _WEIGHTS_INDEX
     if index.is_file():
-        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        return missing + [shard for shard in shards if not (folder / shard).is_file()]
+        return missing + [shard for shard in _shards(index) if not (folder / shard).is_file()]
     if not any(folder.glob("*.safetensors")):
         missing.append("*.safetensors")
     return missing
+
+
+def _shards(index: Path) -> list[str]:
+    try:
+        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{index}: no index of weights ({error})") from error
 
 
 def _local_folder(name: str, path: Path) -> ResolvedModel:
