@@ -1,0 +1,1 @@
+"""The HTTP gateway: everything that is text. Imports no torch."""

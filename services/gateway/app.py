@@ -1,0 +1,45 @@
+"""The FastAPI application: routes, error shape and the gateway's life."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TypedDict
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+
+from services.gateway.http import errors, operations, routes
+from services.gateway.http.context import RequestContext
+from services.gateway.settings import Settings
+from services.gateway.state import GatewayState, open_gateway
+from services.gateway.text.tokenizer import TextTokenizer
+
+
+class LifespanState(TypedDict):
+    """What every request finds in `request.state`."""
+
+    gateway: GatewayState
+
+
+def create_app(settings: Settings, tokenizer: TextTokenizer, on_fatal: Callable[[], None] = lambda: None) -> FastAPI:
+    """The application. `app.state.gateway` holds the running gateway, for the server around it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[LifespanState]:
+        async with open_gateway(settings, tokenizer, on_fatal) as gateway:
+            app.state.gateway = gateway
+            yield {"gateway": gateway}
+
+    app = FastAPI(title="Pagewire", lifespan=lifespan, redirect_slashes=False)
+    app.include_router(routes.router)
+    app.include_router(operations.router)
+    errors.install(app)
+    app.add_middleware(RequestContext)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    return app

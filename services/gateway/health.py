@@ -1,0 +1,145 @@
+"""Readiness of the pool, from the leases and gauges of the components themselves.
+
+A task polls Redis; endpoints only read the last view. So health does not depend on the request path, and an old view
+counts as no view.
+"""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis.asyncio
+
+from shared.errors import ProtocolError, Unavailable
+from shared.keys import Keys
+from shared.leases import decode_lease, read_members_async
+from shared.limits import Limits, read_limits_async
+from shared.messages import Decoder, Lease, PoolStats, WorkerState
+from shared.redis_client import RedisFailure
+
+POLL_S = 0.5
+FRESH_S = 3.0
+"""A view older than this says nothing."""
+
+_NEVER_ADMIT = ("shutting_down", "redis_unreachable", "starting")
+
+logger = logging.getLogger(__name__)
+_stats: Decoder[PoolStats] = Decoder(PoolStats)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """The pool at one moment. `at` is monotonic time."""
+
+    at: float
+    leader: Lease | None = None
+    workers: tuple[Lease, ...] = ()
+    """Those whose lease is alive."""
+    stats: PoolStats | None = None
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """`reason` is empty if requests can be served, else machine-readable."""
+
+    reason: str = ""
+    message: str = ""
+    progress: float | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return not self.reason
+
+
+def assess(view: PoolView) -> Readiness:
+    """What a fresh view says."""
+    if view.leader is None:
+        return Readiness("no_leader", "no scheduler is alive")
+    states = [w.state for w in view.workers]
+    if WorkerState.READY in states:
+        if view.stats is None or view.stats.num_workers == 0 or not view.limits.max_request_tokens:
+            return Readiness("worker_joining", "the scheduler has not admitted a worker yet")
+        return Readiness()
+    if WorkerState.LOADING in states:
+        progress = max(w.progress for w in view.workers if w.state is WorkerState.LOADING)
+        return Readiness("loading", f"the model is loading ({progress:.0%})", progress)
+    return Readiness("no_worker", "no worker is alive")
+
+
+class PoolMonitor:
+    """Polls the pool; tells readiness at any moment without waiting."""
+
+    def __init__(self, client: redis.asyncio.Redis, keys: Keys, *, admission_grace_s: float) -> None:
+        self._client = client
+        self._keys = keys
+        self._admission_grace_s = admission_grace_s
+        self._started = time.monotonic()
+        self._last_ready: float | None = None
+        self._reachable = True
+        self.draining = False
+        self.view: PoolView | None = None
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(FRESH_S):
+                    await self.poll()
+            except RedisFailure as error:
+                if self._reachable:
+                    logger.warning("pool: %s", type(error).__name__)
+                self._reachable = False
+            await asyncio.sleep(POLL_S)
+
+    async def poll(self) -> None:
+        """Take one view."""
+        values: Any = await self._client.mget([self._keys.leader_lease, self._keys.stats])
+        leader, stats = values
+        members = await read_members_async(self._client, self._keys)
+        limits = await read_limits_async(self._client, self._keys)
+        workers = tuple(m for m in members.values() if m is not None and m.service == "gpu_worker")
+        self.view = PoolView(time.monotonic(), decode_lease(leader), workers, _decode_stats(stats), limits)
+        self._reachable = True
+        if assess(self.view).is_ready:
+            self._last_ready = self.view.at
+
+    @property
+    def readiness(self) -> Readiness:
+        """Of this gateway and its pool, now."""
+        if self.draining:
+            return Readiness("shutting_down", "this gateway is shutting down")
+        if not self._reachable or (self.view is not None and time.monotonic() - self.view.at > FRESH_S):
+            return Readiness("redis_unreachable", "Redis does not answer")
+        if self.view is None:
+            return Readiness("starting", "this gateway is starting")
+        return assess(self.view)
+
+    def outage_s(self) -> float:
+        """Seconds since the pool was last ready."""
+        last = self._started if self._last_ready is None else self._last_ready
+        return time.monotonic() - last
+
+    def admit(self, *, reader_started: bool) -> Limits:
+        """Limits to validate a new request against. `reader_started`: answers could be read.
+
+        Raises:
+            Unavailable: the pool cannot take requests. One that was ready a moment ago still can: the log keeps them.
+        """
+        state = self.readiness
+        lately = self._last_ready is not None and self.outage_s() <= self._admission_grace_s
+        if state.is_ready and not reader_started:
+            state = Readiness("starting", "this gateway is starting")
+        tolerable = state.is_ready or (lately and state.reason not in _NEVER_ADMIT)
+        if self.view is None or not tolerable:
+            raise Unavailable(state.message, reason=state.reason)
+        return self.view.limits
+
+
+def _decode_stats(data: Any) -> PoolStats | None:
+    try:
+        return None if data is None else _stats.decode(data)
+    except ProtocolError:
+        return None

@@ -1,0 +1,1 @@
+"""HTTP: routes, error shape, response shapes, server-sent events."""

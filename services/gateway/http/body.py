@@ -1,0 +1,77 @@
+"""Reading a request body: size before content, JSON before meaning."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from shared.errors import InvalidRequest
+
+DRAIN_FACTOR = 8
+DRAIN_S = 2.0
+"""A body that is too large is still read, and thrown away, up to 8 times the limit and 2 s: closing a connection that
+the client is writing to would destroy the answer on its way."""
+
+
+async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
+    """The whole body, sized or chunked.
+
+    Raises:
+        InvalidRequest: 413, more than `limit` bytes.
+        ClientDisconnect: the client left.
+    """
+    if int(headers.get("content-length", 0)) > limit:
+        if "expect" not in headers:  # a client that asks first is told at once
+            await _drain(receive, limit)
+        raise _too_large(limit)
+    chunks, size, more = [], 0, True
+    while more:
+        chunk, more = await _next_chunk(receive)
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > limit:
+            await _drain(receive, limit)
+            raise _too_large(limit)
+    return b"".join(chunks)
+
+
+def parse_json(body: bytes) -> Any:
+    """Strict JSON: no NaN, no Infinity, no ill-formed Unicode, no bottomless nesting.
+
+    Raises:
+        InvalidRequest: 400.
+    """
+    try:
+        value = msgspec.json.decode(body)
+    except RecursionError as error:
+        raise InvalidRequest("the body is nested too deeply", code="invalid_json") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from error
+    if not isinstance(value, dict):
+        raise InvalidRequest("the body must be a JSON object", code="invalid_json")
+    return value
+
+
+async def _next_chunk(receive: Receive) -> tuple[bytes, bool]:
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    return message.get("body", b""), message.get("more_body", False)
+
+
+async def _drain(receive: Receive, limit: int) -> None:
+    size, more = 0, True
+    try:
+        async with asyncio.timeout(DRAIN_S):
+            while more and size < limit * DRAIN_FACTOR:
+                chunk, more = await _next_chunk(receive)
+                size += len(chunk)
+    except (TimeoutError, ClientDisconnect):
+        pass
+
+
+def _too_large(limit: int) -> InvalidRequest:
+    return InvalidRequest(f"the body is larger than {limit} bytes", code="request_too_large", status=413)

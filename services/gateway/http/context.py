@@ -1,0 +1,40 @@
+"""The outermost ASGI layer: a request id for every answer, and a shape for what nobody caught."""
+
+import uuid
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.gateway.http.errors import log_failure, to_response
+
+
+class RequestContext:
+    """Puts `request_id` into the request's state and into the header `X-Request-Id`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        state["request_id"] = f"req-{uuid.uuid4().hex}"
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", state["request_id"].encode())]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            if started:
+                log_failure(error, state["request_id"])  # returning unfinished makes the server cut the connection
+            else:
+                await to_response(error, state["request_id"])(scope, receive, send_with_id)

@@ -1,0 +1,72 @@
+"""Health and metrics: from what the monitor saw last, never by way of the request path."""
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.gateway.health import PoolView, Readiness
+from services.gateway.http.errors import RETRY_AFTER_S
+from services.gateway.state import GatewayState
+
+router = APIRouter(tags=["operations"])
+
+
+@router.get("/health/live", summary="Whether this process answers")
+async def live() -> Response:
+    """200 while the event loop turns."""
+    return _json({"status": "live"})
+
+
+@router.get("/health/ready", summary="Whether requests can be served")
+async def ready(request: Request) -> Response:
+    """200, or 503 with a machine-readable `reason`."""
+    state = _gateway(request).readiness
+    return _answer(state, {})
+
+
+@router.get("/health", summary="Readiness with details of the pool")
+async def health(request: Request) -> Response:
+    """As `/health/ready`, with what is known of leader, workers and queue."""
+    gateway = _gateway(request)
+    view = gateway.monitor.view
+    details: dict[str, Any] = {"live_requests": gateway.engine.reader.num_live, "pool": gateway.settings.pool}
+    return _answer(gateway.readiness, details | (_describe(view) if view is not None else {}))
+
+
+@router.get("/metrics", summary="Prometheus metrics")
+async def metrics(request: Request) -> Response:
+    """The exposition text."""
+    return Response(_gateway(request).engine.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _gateway(request: Request) -> GatewayState:
+    gateway: GatewayState = request.state.gateway
+    return gateway
+
+
+def _answer(state: Readiness, details: dict[str, Any]) -> Response:
+    if state.is_ready:
+        return _json({"status": "ready", **details})
+    body: dict[str, Any] = {"status": "unready", "reason": state.reason, "message": state.message, **details}
+    if state.progress is not None:
+        body["progress"] = state.progress
+    return _json(body, 503, {"Retry-After": str(RETRY_AFTER_S)})
+
+
+def _describe(view: PoolView) -> dict[str, Any]:
+    stats = view.stats
+    return {
+        "leader": view.leader.instance if view.leader is not None else None,
+        "workers": [{"name": w.name, "state": w.state, "progress": w.progress} for w in view.workers],
+        "num_requests_running": stats.num_requests_running if stats is not None else None,
+        "num_requests_waiting": stats.num_requests_waiting if stats is not None else None,
+        "max_model_len": view.limits.max_model_len,
+    }
+
+
+def _json(body: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, "application/json")

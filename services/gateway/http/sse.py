@@ -1,0 +1,31 @@
+"""Server-sent events: one `data:` line of JSON each, behind an `id:` line that says what has been delivered."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+PING = b": ping\n\n"
+"""A comment: keeps proxies from cutting an idle stream."""
+DONE = b"data: [DONE]\n\n"
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+_encoder = msgspec.json.Encoder()
+
+
+def event_id(counts: Sequence[int]) -> bytes:
+    """Committed tokens delivered per choice: `17`, or `17,15` for two."""
+    return b",".join(b"%d" % count for count in counts)
+
+
+def event(data: dict[str, Any], identity: bytes | None = None) -> bytes:
+    """One event."""
+    payload = _encoder.encode(data)
+    if identity is None:
+        return b"data: %b\n\n" % payload
+    return b"id: %b\ndata: %b\n\n" % (identity, payload)

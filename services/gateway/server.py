@@ -1,0 +1,97 @@
+"""The HTTP server around the application, and how it ends."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Iterator
+
+import uvicorn
+from fastapi import FastAPI
+
+from services.gateway.app import create_app
+from services.gateway.settings import Settings
+from services.gateway.state import GatewayState
+from services.gateway.text.tokenizer import TextTokenizer
+
+BACKLOG = 2048
+BACKSTOP_S = 5
+"""After the grace period streams end by an error; connections still open this much later are cut."""
+
+logger = logging.getLogger(__name__)
+
+
+class GatewayServer(uvicorn.Server):
+    """Uvicorn that ends in order: not ready, no new connections, streams finish within the grace period, exit 0."""
+
+    def __init__(self, settings: Settings, tokenizer: TextTokenizer) -> None:
+        self._settings = settings
+        self._signals = 0
+        self.exit_code = 0
+        self.app: FastAPI = create_app(settings, tokenizer, self._on_fatal)
+        super().__init__(_config(self.app, settings))
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The loop handles signals; uvicorn's own way would end the process by the signal, not by exit code 0."""
+        yield
+
+    async def run_until_signal(self) -> int:
+        """Serve until SIGTERM or SIGINT; the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.begin_exit)
+        await self.serve()
+        # uvicorn does not raise when the application cannot start
+        return self.exit_code if self.lifespan.should_exit is False else 1
+
+    def begin_exit(self) -> None:
+        """First call: drain. Second call: end at once."""
+        self._signals += 1
+        if self._signals > 1:
+            self.force_exit = self.should_exit = True
+            return
+        loop = asyncio.get_running_loop()
+        delay, grace = self._settings.drain_delay_s, self._settings.shutdown_grace_s
+        logger.info("draining: streams may finish within %.0f s", grace)
+        gateway = self._gateway()
+        if gateway is not None:
+            gateway.start_draining()
+            message = "this gateway is shutting down"
+            loop.call_later(delay + grace, gateway.engine.reader.fail_all, "shutting_down", message)
+        loop.call_later(delay, setattr, self, "should_exit", True)
+
+    def _gateway(self) -> GatewayState | None:
+        gateway: GatewayState | None = getattr(self.app.state, "gateway", None)
+        return gateway
+
+    def _on_fatal(self) -> None:
+        self.exit_code = 1
+        self.should_exit = True
+        gateway = self._gateway()
+        if gateway is not None:
+            gateway.engine.reader.fail_all("internal_error", "this gateway failed")
+
+
+def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        backlog=BACKLOG,
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=int(settings.drain_delay_s + settings.shutdown_grace_s) + BACKSTOP_S,
+    )
+
+
+class HideCutBodies(logging.Filter):
+    """Drops uvicorn's complaint about a body that we cut on purpose after an error event; that is logged elsewhere."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.msg != "ASGI callable returned without completing response."

@@ -1,0 +1,60 @@
+"""The gateway's settings: environment variables `PAGEWIRE_<NAME>`, read once in `__main__` and passed down."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from shared.records import LIVE_TTL_S
+
+Names = Annotated[tuple[str, ...], NoDecode]
+"""Comma-separated in the environment."""
+
+
+class Settings(BaseSettings):
+    """Times in seconds, sizes in bytes."""
+
+    model_config = SettingsConfigDict(env_prefix="PAGEWIRE_", extra="ignore", frozen=True)
+
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    pool: str = "default"
+    model: Path
+    """Folder with tokenizer, chat template and configuration."""
+    served_model_name: Names = ()
+    """Names that clients may use; the folder's name if none is given. The first one is told in answers."""
+    max_model_len: int = Field(0, ge=0)
+    """Upper bound of the context in tokens; 0 = what the pool says."""
+    name: str = "gateway-0"
+    instance: str = ""
+    """Unique per process start; drawn if empty."""
+    cors_origins: Names = ()
+    max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024)
+    metrics_prefix: str = Field("pagewire:", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")
+    record_ttl_s: int = Field(LIVE_TTL_S, ge=60)
+    text_threads: int = Field(2, ge=1)
+    """Threads that parse, render and tokenize."""
+    ping_interval_s: float = Field(10.0, gt=0)
+    """A waiting stream sends a comment this often, so that proxies keep it open."""
+    admission_grace_s: float = Field(10.0, ge=0)
+    """Requests are still accepted this long after the pool was last seen ready."""
+    outage_limit_s: float = Field(60.0, gt=0)
+    """A stream ends with an error when Redis, leader or workers have been away this long."""
+    drain_delay_s: float = Field(0.0, ge=0)
+    """Between `not ready` and the end of accepting connections, so that load balancers notice."""
+    shutdown_grace_s: float = Field(30.0, ge=0)
+    """Streams may finish this long after a SIGTERM."""
+    trace_exporter: Literal["none", "console", "otlp"] = "none"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("served_model_name", "cors_origins", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names under which the model is served; never empty."""
+        return self.served_model_name or (self.model.name,)

@@ -1,0 +1,149 @@
+"""Everything that a running gateway holds, opened and closed in one place."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from services.gateway.health import PoolMonitor, Readiness
+from services.gateway.metrics import Metrics
+from services.gateway.settings import Settings
+from services.gateway.streams.generation import Engine
+from services.gateway.streams.intake import Intake
+from services.gateway.streams.reader import StepLogReader
+from services.gateway.text.tokenizer import TextTokenizer
+from services.gateway.tracing import Tracing
+from shared.keys import Keys
+from shared.leases import LeaseKeeper, new_instance
+from shared.limits import Limits
+from shared.messages import Lease, WorkerState
+from shared.redis_client import connect_async
+
+STALLED_S = 10.0
+"""The log reader turns at least about once per second; silence this long means that it does not work."""
+FLUSH_S = 3.0
+"""Time to hand the last aborts to Redis at shutdown."""
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayState:
+    """One gateway process."""
+
+    settings: Settings
+    engine: Engine
+    monitor: PoolMonitor
+    tracing: Tracing
+    lease: LeaseKeeper
+    text_pool: ThreadPoolExecutor
+    started: float
+    """Unix time."""
+
+    @property
+    def readiness(self) -> Readiness:
+        """Of this gateway and its pool."""
+        state = self.monitor.readiness
+        if not state.is_ready:
+            return state
+        turn = self.engine.reader.last_turn
+        if turn is None:
+            return Readiness("starting", "this gateway has not read the step log yet")
+        if time.monotonic() - turn > STALLED_S:
+            return Readiness("step_log_stalled", "this gateway cannot read the step log")
+        return state
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest context in tokens, as far as it is known: of this gateway's settings, the pool and the model."""
+        view = self.monitor.view
+        pool = view.limits.max_model_len if view is not None else 0
+        known = [n for n in (self.settings.max_model_len, pool) if n]
+        return min(known, default=self.engine.tokenizer.max_model_len or 0)
+
+    def admit(self) -> Limits:
+        """Limits for a new request; raises `Unavailable` if none can be taken."""
+        limits = self.monitor.admit(reader_started=self.engine.reader.is_started)
+        return replace(limits, max_model_len=self.max_model_len)
+
+    async def in_text_pool(self, function: Callable[..., T], *args: Any) -> T:
+        """Run heavy text work outside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self.text_pool, function, *args)
+
+    def start_draining(self) -> None:
+        """Not ready from now on; what runs may finish."""
+        self.monitor.draining = True
+        self.lease.update(state=WorkerState.DRAINING)
+
+
+@asynccontextmanager
+async def open_gateway(
+    settings: Settings, tokenizer: TextTokenizer, on_fatal: Callable[[], None]
+) -> AsyncIterator[GatewayState]:
+    """Start the gateway's tasks; stop them behind the block. `on_fatal`: a task died of a fault of ours."""
+    keys = Keys(settings.pool)
+    client = connect_async(settings.redis_url)
+    monitor = PoolMonitor(client, keys, admission_grace_s=settings.admission_grace_s)
+    reader = StepLogReader(
+        settings.redis_url, keys, outage_limit_s=settings.outage_limit_s, pool_outage_s=monitor.outage_s
+    )
+    intake = Intake(client, keys, record_ttl_s=settings.record_ttl_s)
+    metrics = Metrics(settings.metrics_prefix, settings.model_names[0], lambda: monitor.view, lambda: reader.num_live)
+    tracing = Tracing(settings.trace_exporter)
+    state = GatewayState(
+        settings=settings,
+        engine=Engine(reader, intake, metrics, tokenizer),
+        monitor=monitor,
+        tracing=tracing,
+        lease=LeaseKeeper(settings.redis_url, keys, _lease(settings)).start(),
+        text_pool=ThreadPoolExecutor(settings.text_threads, "text"),
+        started=time.time(),
+    )
+    tasks = [_background(run(), on_fatal) for run in (monitor.run, reader.run, intake.run)]
+    try:
+        yield state
+    finally:
+        await _flush(intake)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await asyncio.to_thread(state.lease.stop)
+        state.text_pool.shutdown(wait=False, cancel_futures=True)
+        tracing.close()
+        await client.aclose()
+
+
+def _background(work: Coroutine[Any, Any, None], on_fatal: Callable[[], None]) -> asyncio.Task[None]:
+    def check(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            logger.critical("a background task died", exc_info=task.exception())
+            on_fatal()
+
+    task = asyncio.get_running_loop().create_task(work)
+    task.add_done_callback(check)
+    return task
+
+
+async def _flush(intake: Intake) -> None:
+    try:
+        async with asyncio.timeout(FLUSH_S):
+            await intake.flush()
+    except TimeoutError:
+        logger.warning("shutdown: some aborts could not be sent; this gateway's lease lapses instead")
+
+
+def _lease(settings: Settings) -> Lease:
+    return Lease(
+        service="gateway",
+        name=settings.name,
+        instance=settings.instance or new_instance(),
+        pid=os.getpid(),
+        state=WorkerState.READY,
+        model=settings.model_names[0],
+    )
