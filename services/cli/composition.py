@@ -1,0 +1,113 @@
+"""Which programs make a stack, and the environment that each gets. Only here all settings are known."""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from services.cli.redis_server import OwnRedis
+from services.cli.settings import Settings
+from services.cli.supervisor import ChildSpec
+from shared.errors import ConfigError
+
+SHUTDOWN_GRACE_S = 5.0
+"""How long a gateway under `pagewire up` lets streams finish after Ctrl-C; PAGEWIRE_SHUTDOWN_GRACE_S overrides."""
+
+MODULES = {
+    "gateway": "services.gateway",
+    "scheduler": "services.scheduler",
+    "gpu_worker": "services.gpu_worker",
+}
+
+
+def command(service: str) -> tuple[str, ...]:
+    """The command line of one service; all of its options are in its environment."""
+    return (sys.executable, "-m", MODULES[service])
+
+
+def shared_environment(
+    settings: Settings, base: Mapping[str, str], *, redis_url: str, model: Path, served_name: str
+) -> dict[str, str]:
+    """`base` with every option that was given. An option that was not given is left to the service's default."""
+    options = {
+        "REDIS_URL": redis_url,
+        "POOL": settings.pool,
+        "HOME": settings.home.expanduser(),
+        "MODEL": model,
+        "SERVED_MODEL_NAME": served_name,
+        "BLOCK_SIZE": settings.block_size,
+        "NUM_BLOCKS": settings.num_blocks,
+        "MAX_NUM_SEQS": settings.max_num_seqs,
+        "MAX_NUM_BATCHED_TOKENS": settings.max_num_batched_tokens,
+        "MAX_MODEL_LEN": settings.max_model_len or context_length(model),
+        "DTYPE": settings.dtype,
+        "PLAN_AHEAD": settings.plan_ahead,
+        "DEVICE": settings.device,
+        "LOG_LEVEL": settings.log_level,
+    }
+    given = {f"PAGEWIRE_{name}": str(value) for name, value in options.items() if value is not None}
+    return {**base, "PYTHONUNBUFFERED": "1", **given}
+
+
+def context_length(model: Path) -> int:
+    """The longest context, in tokens, that the model in this folder was made for.
+
+    Raises:
+        ConfigError: its configuration does not say.
+    """
+    try:
+        config = json.loads((model / "config.json").read_bytes())
+        inner = config.get("text_config", config)
+        return int(inner["max_position_embeddings"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{model / 'config.json'} names no max_position_embeddings: give --max-model-len") from error
+
+
+def redis_spec(own: OwnRedis, base: Mapping[str, str]) -> ChildSpec:
+    """The stack's own Redis."""
+    return ChildSpec("redis", "redis", own.command, base, has_lease=False)
+
+
+def gateway_spec(settings: Settings, environment: Mapping[str, str], port: int) -> ChildSpec:
+    """The HTTP service."""
+    own = {
+        "PAGEWIRE_NAME": "gateway-0",
+        "PAGEWIRE_HOST": settings.host,
+        "PAGEWIRE_PORT": str(port),
+        "PAGEWIRE_CORS_ORIGINS": ",".join(settings.cors_origin or ()),
+    }
+    grace = {"PAGEWIRE_SHUTDOWN_GRACE_S": str(SHUTDOWN_GRACE_S), **_picked(environment, "PAGEWIRE_SHUTDOWN_GRACE_S")}
+    return ChildSpec(
+        "gateway",
+        "gateway-0",
+        command("gateway"),
+        {**environment, **own, **grace},
+        stop_timeout_s=_seconds(grace["PAGEWIRE_SHUTDOWN_GRACE_S"]) + 5.0,
+    )
+
+
+def _picked(environment: Mapping[str, str], name: str) -> dict[str, str]:
+    return {name: environment[name]} if name in environment else {}
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return SHUTDOWN_GRACE_S  # the gateway itself will refuse the value
+
+
+def scheduler_spec(environment: Mapping[str, str]) -> ChildSpec:
+    """The leader."""
+    own = {"PAGEWIRE_NAME": "scheduler-0"}
+    return ChildSpec("scheduler", "scheduler-0", command("scheduler"), {**environment, **own})
+
+
+def worker_spec(environment: Mapping[str, str], index: int, count: int) -> ChildSpec:
+    """Worker `index` of `count`: it takes its share of the machine's cores or GPUs."""
+    own = {
+        "PAGEWIRE_NAME": f"worker-{index}",
+        "PAGEWIRE_WORKER_INDEX": str(index),
+        "PAGEWIRE_NUM_WORKERS": str(count),
+    }
+    return ChildSpec("gpu_worker", f"worker-{index}", command("gpu_worker"), {**environment, **own})

@@ -1,0 +1,266 @@
+"""The `pagewire` command: parses, calls, and turns errors into one line and an exit code."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+import typer
+
+from services.cli.settings import Settings, load_settings
+from shared.errors import PagewireError
+
+app = typer.Typer(
+    help="Pagewire serves language models as three services joined by Redis Streams.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Config = Annotated[Path | None, typer.Option(help="TOML or YAML file with the same options; flags win.")]
+Home = Annotated[Path | None, typer.Option(help="Model cache (PAGEWIRE_HOME).")]
+Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
+Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.")]
+Model = Annotated[str | None, typer.Option(help="Default model, folder with safetensors, .gguf file or hub name.")]
+ServedModelName = Annotated[str | None, typer.Option(help="What clients call the model.")]
+Workers = Annotated[int | None, typer.Option(help="Workers on this machine; cores or GPUs are divided among them.")]
+RedisUrl = Annotated[str | None, typer.Option(help="Redis >= 6.2 (REDIS_URL); without it an own one is started.")]
+Pool = Annotated[str | None, typer.Option(help="Pool name: one model, one scheduler leader, its workers.")]
+BlockSize = Annotated[int | None, typer.Option(help="Tokens per KV block.")]
+NumBlocks = Annotated[int | None, typer.Option(help="KV blocks per worker; without it sized from memory.")]
+MaxNumSeqs = Annotated[int | None, typer.Option(help="Most requests that a worker runs at once.")]
+MaxNumBatchedTokens = Annotated[int | None, typer.Option(help="Token budget of one step.")]
+MaxModelLen = Annotated[int | None, typer.Option(help="Longest prompt plus output, in tokens.")]
+Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")]
+PlanAhead = Annotated[int | None, typer.Option(help="Plans in flight per worker.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+StateDirectory = Annotated[Path | None, typer.Option("--state-dir", help="State, logs, own Redis (PAGEWIRE_STATE).")]
+LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.")]
+CorsOrigin = Annotated[list[str] | None, typer.Option(help="Origin that browsers may call from; repeat for more.")]
+Verbose = Annotated[bool | None, typer.Option("--verbose", "-v", help="Show what the processes log.")]
+Url = Annotated[str | None, typer.Option(help="Server; by default the one that runs here.")]
+ApiKey = Annotated[str, typer.Option(envvar="PAGEWIRE_API_KEY", help="Sent as a bearer token.")]
+
+
+def reports_errors(function: Callable[P, R]) -> Callable[P, R]:
+    """Expected errors become one line on stderr and exit code 1."""
+
+    @wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except PagewireError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt as error:
+            raise typer.Exit(130) from error
+
+    return wrapper
+
+
+def _settings(options: dict[str, Any], *own: str) -> Settings:
+    """Settings from a command's parameters, without those that are the command's `own`."""
+    config = options.get("config")
+    flags = {name: value for name, value in options.items() if name not in {"config", *own}}
+    return load_settings(flags, config)
+
+
+@app.command()
+@reports_errors
+def up(
+    config: Config = None,
+    host: Host = None,
+    port: Port = None,
+    model: Model = None,
+    served_model_name: ServedModelName = None,
+    workers: Workers = None,
+    redis_url: RedisUrl = None,
+    pool: Pool = None,
+    block_size: BlockSize = None,
+    num_blocks: NumBlocks = None,
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxNumBatchedTokens = None,
+    max_model_len: MaxModelLen = None,
+    dtype: Dtype = None,
+    plan_ahead: PlanAhead = None,
+    device: Device = None,
+    home: Home = None,
+    state_dir: StateDirectory = None,
+    log_level: LogLevel = None,
+    cors_origin: CorsOrigin = None,
+    verbose: Verbose = None,
+) -> None:
+    """Serve a model: starts and supervises Redis, scheduler, workers and gateway."""
+    settings = _settings(dict(locals()))
+    from services.cli.supervisor import ChildFailed
+    from services.cli.up import explain
+    from services.cli.up import up as run
+
+    try:
+        code = run(settings)
+    except ChildFailed as error:
+        print(explain(error), file=sys.stderr)
+        raise
+    raise typer.Exit(code)
+
+
+@app.command()
+@reports_errors
+def serve(
+    service: Annotated[str, typer.Argument(help="gateway, scheduler or worker")],
+    config: Config = None,
+    name: Annotated[str | None, typer.Option(help="Stable name of this seat, e.g. worker-1.")] = None,
+    index: Annotated[int, typer.Option(min=0, help="Place of a worker among --workers on this machine.")] = 0,
+    host: Host = None,
+    port: Port = None,
+    model: Model = None,
+    served_model_name: ServedModelName = None,
+    workers: Workers = None,
+    redis_url: RedisUrl = None,
+    pool: Pool = None,
+    block_size: BlockSize = None,
+    num_blocks: NumBlocks = None,
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxNumBatchedTokens = None,
+    max_model_len: MaxModelLen = None,
+    dtype: Dtype = None,
+    plan_ahead: PlanAhead = None,
+    device: Device = None,
+    home: Home = None,
+    state_dir: StateDirectory = None,
+    log_level: LogLevel = None,
+    cors_origin: CorsOrigin = None,
+) -> None:
+    """Run one service in the foreground. Without a Redis URL it joins the `pagewire up` that runs here."""
+    settings = _settings(dict(locals()), "service", "name", "index")
+    from services.cli.serve import serve as run
+
+    run(settings, service, name=name, index=index)
+
+
+@app.command()
+@reports_errors
+def ps(
+    as_json: Annotated[bool, typer.Option("--json", help="Pids per service as JSON.")] = False,
+    state_dir: StateDirectory = None,
+) -> None:
+    """List the processes of the `pagewire up` that runs here."""
+    from services.cli.state_dir import StateDir
+
+    directory = StateDir(load_settings({"state_dir": state_dir}).state_dir)
+    pids = directory.live_pids()
+    if as_json:
+        print(json.dumps(pids))
+        return
+    for service, numbers in pids.items():
+        print(f"{service:12}{' '.join(map(str, numbers)) or '-'}")
+
+
+@app.command()
+@reports_errors
+def pull(
+    model: Annotated[str | None, typer.Argument(help="Default model, .gguf file or hub name.")] = None,
+    home: Home = None,
+) -> None:
+    """Fetch a model into the model cache and convert it, once; prints its folder."""
+    settings = load_settings({"model": model, "home": home})
+    import os
+
+    from services.cli.models import ensure_model
+    from services.cli.screen import open_screen
+    from services.cli.signals import SignalInbox, StopRequested
+
+    try:
+        with SignalInbox() as inbox, open_screen() as screen:
+            found = ensure_model(settings.model, settings.home, os.environ, inbox, screen)
+    except StopRequested as error:
+        raise typer.Exit(130) from error
+    print(found.folder)
+
+
+@app.command()
+@reports_errors
+def chat(
+    question: Annotated[str | None, typer.Argument(help="Ask this one question and end.")] = None,
+    url: Url = None,
+    model: Annotated[str | None, typer.Option(help="Model name; by default the first that is served.")] = None,
+    system: Annotated[str, typer.Option(help="System message.")] = "",
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer, in tokens.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """Talk to the served model in the terminal."""
+    from services.cli.chat import Conversation, answer_once, converse
+    from services.cli.http_api import first_model
+
+    server = _server_url(url, state_dir)
+    name = model or first_model(server, api_key)
+    conversation = Conversation(server, name, system, max_tokens, temperature, api_key)
+    if question is None:
+        converse(conversation, sys.stdout)
+    else:
+        answer_once(conversation, question, sys.stdout)
+
+
+@app.command()
+@reports_errors
+def bench(
+    url: Url = None,
+    model: Annotated[str | None, typer.Option(help="Model name; by default the first that is served.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 16,
+    requests: Annotated[int, typer.Option(min=1, help="Requests in all.")] = 64,
+    prompt_words: Annotated[int, typer.Option(min=1, help="Random words per prompt.")] = 64,
+    prompt_tokens: Annotated[int, typer.Option(min=0, help="Random token ids per prompt, instead of words.")] = 0,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Tokens per answer.")] = 64,
+    seed: Annotated[int, typer.Option(help="Equal seeds send equal prompts.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """Load a server over HTTP and measure what its clients see. Exit code 1 if a request failed."""
+    import asyncio
+
+    from services.cli.bench import Load, run_load
+    from services.cli.http_api import first_model
+
+    server = _server_url(url, state_dir)
+    load = Load(
+        url=server,
+        model=model or first_model(server, api_key),
+        num_requests=requests,
+        concurrency=concurrency,
+        prompt_words=prompt_words,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        seed=seed,
+        api_key=api_key,
+    )
+    report = asdict(asyncio.run(run_load(load)))
+    print(json.dumps(report) if as_json else "\n".join(f"{name:22}{value}" for name, value in report.items()))
+    raise typer.Exit(1 if report["errors"] else 0)
+
+
+def _server_url(url: str | None, state_dir: Path | None) -> str:
+    """The given server, else the one whose `pagewire up` runs on this machine, else the default address."""
+    if url:
+        return url.rstrip("/").removesuffix("/v1")
+    from services.cli.state_dir import StateDir
+    from services.cli.up import local_url
+
+    settings = load_settings({"state_dir": state_dir})
+    directory = StateDir(settings.state_dir)
+    state = directory.read()
+    if state is not None and directory.is_locked():
+        return state.local_url
+    return local_url(settings.host, settings.port)
+
+
+if __name__ == "__main__":
+    app()

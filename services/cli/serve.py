@@ -1,0 +1,57 @@
+"""`pagewire serve gateway|scheduler|worker`: this process becomes one service."""
+
+import os
+from typing import NoReturn
+
+from services.cli import composition
+from services.cli.settings import Settings
+from services.cli.state_dir import StateDir
+from shared.errors import ConfigError
+from shared.model_store import resolve
+
+SERVICES = {"gateway": "gateway", "scheduler": "scheduler", "worker": "gpu_worker"}
+
+
+def serve(settings: Settings, service: str, *, name: str | None = None, index: int = 0) -> NoReturn:
+    """Replace this process by the service; `index` is a worker's place among `settings.workers` on this machine.
+    Without a Redis URL it joins the `pagewire up` of the same state directory.
+
+    Raises:
+        ConfigError: unknown service, no Redis, or the model was not pulled.
+    """
+    if service not in SERVICES:
+        raise ConfigError(f"unknown service {service!r}: one of {', '.join(SERVICES)}")
+    if index >= settings.workers:
+        raise ConfigError(f"option index: {index} is not below --workers {settings.workers}")
+    os.execvpe(*_program(settings, SERVICES[service], name, index))
+
+
+def _program(
+    settings: Settings, kind: str, name: str | None, index: int
+) -> tuple[str, tuple[str, ...], dict[str, str]]:
+    model = resolve(settings.model, settings.home)
+    environment = composition.shared_environment(
+        settings,
+        os.environ,
+        redis_url=_redis_url(settings),
+        model=model.require_folder(),
+        served_name=settings.served_model_name or model.served_name,
+    )
+    if kind == "gateway":
+        spec = composition.gateway_spec(settings, environment, settings.port)
+    elif kind == "scheduler":
+        spec = composition.scheduler_spec(environment)
+    else:
+        spec = composition.worker_spec(environment, index, settings.workers)
+    own = {"PAGEWIRE_NAME": name} if name else {}
+    return spec.command[0], spec.command, {**spec.environment, **own}
+
+
+def _redis_url(settings: Settings) -> str:
+    if settings.redis_url:
+        return settings.redis_url
+    state_dir = StateDir(settings.state_dir)
+    state = state_dir.read()
+    if state is None or not state.redis_url or not state_dir.is_locked():
+        raise ConfigError("no Redis: give --redis-url, set REDIS_URL, or start `pagewire up` first")
+    return state.redis_url
