@@ -1,0 +1,14 @@
+"""The scheduler as a pure machine: no clock, no randomness, no I/O. Same inputs, byte-identical plans.
+
+ticks.py        one tick: its inputs in their order, then one plan
+scheduler.py    SchedulerCore: a request's life, one plan per call
+lane.py         one worker incarnation: rows, plans in flight, decode clock
+placement.py    which worker takes a waiting request
+queue.py        the waiting queue and its policy
+blocks.py       KV blocks of one worker
+history.py      tokens of answered steps, as the arrays that came
+request.py      a request and its state machine
+snapshot.py     the whole state to bytes and back
+diagnostics.py  why does this request wait
+integrity.py    every invariant, checked
+"""

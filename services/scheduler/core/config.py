@@ -1,0 +1,49 @@
+"""What the core can be told from outside."""
+
+from dataclasses import dataclass
+
+from shared.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Limits of one pool. All counts are per worker.
+
+    Raises:
+        ConfigError: a value the scheduler cannot work with.
+    """
+
+    max_model_len: int
+    """Most tokens of one request, prompt and output together."""
+    block_size: int = 16
+    """Tokens per KV block."""
+    max_num_seqs: int = 128
+    """Rows of a worker's batch."""
+    max_num_batched_tokens: int = 512
+    """Tokens that one forward pass computes: one per decode row, the rest for prefill chunks."""
+    plan_ahead: int = 2
+    """Plans in flight per worker. With 2 the next plan lies at the worker when a step ends."""
+    admission_room: int = 4
+    """Tokens per running row that find a block even after an admission, so that a newcomer is not preempted at once."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.plan_ahead not in (1, 2):
+            raise ConfigError(f"plan_ahead must be 1 or 2, not {self.plan_ahead}")
+        if self.admission_room < 0:
+            raise ConfigError(f"admission_room must not be negative, but is {self.admission_room}")
+
+    @property
+    def max_rows(self) -> int:
+        """Rows in use at once. Every decode row is in every pass, so they are no more than its token budget."""
+        return min(self.max_num_seqs, self.max_num_batched_tokens)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold the KV of `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def room(self, num_rows: int) -> int:
+        """Blocks that an admission leaves free beside `num_rows` running rows."""
+        return num_rows * self.admission_room // self.block_size

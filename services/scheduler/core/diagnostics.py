@@ -1,0 +1,71 @@
+"""Why does this request wait?"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from services.scheduler.core.placement import Placement, blocks_to_admit
+from services.scheduler.core.request import Request, RequestState
+
+if TYPE_CHECKING:
+    from services.scheduler.core.scheduler import SchedulerCore
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One live request. `reason` is a metric label (empty while it runs), `detail` is for people."""
+
+    request_id: str
+    state: RequestState
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_preemptions: int
+    worker: str = ""
+    row: int = -1
+    reason: str = ""
+    detail: str = ""
+
+
+def diagnose(core: "SchedulerCore") -> list[Diagnosis]:
+    """All live requests: running ones by arrival, then waiting ones in their order."""
+    running = [request for request in core.requests.values() if request.seat is not None]
+    found = [_describe(core, request) for request in sorted(running, key=lambda request: request.arrival)]
+    placement = Placement(core.lanes.values(), core.config)
+    first = ""
+    for request in core.waiting:
+        reason, detail = _why(core, placement, request, first)
+        found.append(_describe(core, request, reason, detail))
+        if reason not in ("no_worker", "larger_worker"):
+            first = first or request.request_id
+    return found
+
+
+def _describe(core: "SchedulerCore", request: Request, reason: str = "", detail: str = "") -> Diagnosis:
+    seat = request.seat
+    return Diagnosis(
+        request_id=request.request_id,
+        state=request.state,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_output_tokens=core.num_committed(request),
+        num_preemptions=request.num_preemptions,
+        worker=seat.lane.worker if seat else "",
+        row=seat.row if seat else -1,
+        reason=reason,
+        detail=detail,
+    )
+
+
+def _why(core: "SchedulerCore", placement: Placement, request: Request, first: str) -> tuple[str, str]:
+    """(reason, detail). `first` is the request at the head of the queue if that is another one."""
+    if not core.lanes:
+        return "no_worker", "no worker has joined"
+    if not placement.fits_some_lane(request):
+        return "larger_worker", f"no worker that takes requests holds {request.max_total_tokens} tokens"
+    if first:
+        return "behind", f"{first} goes first"
+    obstacles = placement.obstacles(request)
+    lacking = sorted({obstacle for _, obstacle in obstacles if obstacle})
+    if len([obstacle for _, obstacle in obstacles if obstacle]) < len(obstacles):
+        return "next_plan", "a worker takes it with its next plan"
+    needed = blocks_to_admit(request, core.config)
+    parts = [f"{lane.worker} lacks {lack} ({lane.pool.num_free} blocks free)" for lane, lack in obstacles]
+    return lacking[0], f"needs a row and {needed} blocks and some room: {', '.join(parts)}"

@@ -1,0 +1,372 @@
+"""One worker incarnation: its rows, its plans in flight and its decode clock.
+
+The clock is the plan id. A seat that becomes a decode row in plan `first` yields one token in every plan from then on:
+
+    tokens known before plan k     known + (k - first)
+    output index of its token in k known - num_prompt_tokens + (k - first)
+    needs a new block in plan k    when (known + k - first - 1) % block_size == 0
+    ends by length in plan         last = first + max_tokens - output index in `first` - 1
+
+So a step in which nothing starts, ends or crosses a block boundary touches no seat at all: `phases` holds the decode
+rows by k % block_size of their next boundary, `calendar` by their last plan.
+
+    plan      … first …              answered │ in flight │ planned   …   last
+    tokens      └─ output ─┘└─ history ──────┘└─ predicted ─────────────────┘
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from services.scheduler.core.blocks import BlockPool
+from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.history import TokenHistory
+from services.scheduler.core.request import Request
+from shared.messages import EndReason, NewRow, StepPlan, StepResult, Tick
+from shared.packing import NO_TOKEN, pack_int32
+
+_NOTHING = pack_int32([NO_TOKEN])
+_END_REASONS = frozenset(EndReason)
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """One occupant of one row."""
+
+    lane: "Lane"
+    row: int
+    request: Request
+    added: int
+    """The plan that added it."""
+    known: int
+    """Tokens it came with: prompt and output committed before."""
+    blocks: list[int]
+    """Its block table."""
+    computed: int = 0
+    """Known tokens that plans up to now compute."""
+    first: int = 0
+    """The plan in which it yields its first token; 0 while in prefill."""
+    last: int = 0
+    """The last plan in which it can yield."""
+    mark: int = 0
+    """The first step whose token is not in the request's `output`."""
+
+    def yields_in(self, plan_id: int) -> bool:
+        return 0 < self.first <= plan_id <= self.last
+
+
+@dataclass(slots=True, eq=False)
+class Ghost:
+    """A row whose request is gone, until the worker has dropped it for sure. Plans in flight still let it yield."""
+
+    row: int
+    first: int
+    last: int
+    dropped: int = 0
+    """The plan that drops it; 0: the next one will."""
+
+    def yields_in(self, plan_id: int) -> bool:
+        return 0 < self.first <= plan_id <= self.last
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A plan without a result."""
+
+    plan_id: int
+    num_yields: int
+    """Rows that will yield a token, as far as is known."""
+
+
+class Ending(NamedTuple):
+    """A live request whose row the worker ended."""
+
+    request: Request
+    reason: EndReason
+
+
+@dataclass(slots=True)
+class PlanDraft:
+    """A plan in the making."""
+
+    plan_id: int
+    added: list[NewRow] = field(default_factory=list)
+    blocks: "array[int]" = field(default_factory=lambda: array("i"))
+    chunks: list[tuple[int, int]] = field(default_factory=list)
+    completed: list[Seat] = field(default_factory=list)
+    """Seats whose last known token is computed in this plan."""
+
+    def give_blocks(self, row: int, blocks: list[int]) -> None:
+        for block_id in blocks:
+            self.blocks.append(row)
+            self.blocks.append(block_id)
+
+
+class Lane:
+    """State of one worker incarnation. `index` is its place in the order of joining."""
+
+    def __init__(self, worker: str, incarnation: int, index: int, pool: BlockPool, config: SchedulerConfig) -> None:
+        self.worker = worker
+        self.incarnation = incarnation
+        self.index = index
+        self.pool = pool
+        self.config = config
+        self.draining = False
+        self.broken = False
+        """It published a result that contradicts its plan: nothing it says is believed any more."""
+        self.planned = 0
+        self.answered = 0
+        self.in_flight: deque[InFlight] = deque()
+        self.seats: dict[int, Seat] = {}
+        self.free_rows = list(range(config.max_rows))
+        self.prefill: dict[int, Seat] = {}
+        self.decode = 0
+        """Decode rows of the next plan."""
+        self.phases: list[dict[int, Seat]] = [{} for _ in range(config.block_size)]
+        self.calendar: dict[int, dict[int, Seat]] = {}
+        self.ghosts: dict[int, Ghost] = {}
+        self.history = TokenHistory(config.max_num_seqs, base=1)
+
+    # ------------------------------------------------------------ what it can take
+
+    @property
+    def can_plan(self) -> bool:
+        return len(self.in_flight) < self.config.plan_ahead and not self.broken
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.in_flight or self.seats or self.ghosts)
+
+    @property
+    def has_drops(self) -> bool:
+        """Whether the next plan drops rows."""
+        return any(not ghost.dropped for ghost in self.ghosts.values())
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Known tokens that no plan computes yet."""
+        return sum(seat.known - seat.computed for seat in self.prefill.values())
+
+    def boundary(self) -> dict[int, Seat]:
+        """Decode rows that need a block in the next plan."""
+        return self.phases[(self.planned + 1) % self.config.block_size]
+
+    # ------------------------------------------------------------ making a plan
+
+    def grow(self, draft: PlanDraft) -> None:
+        """Give a block to every decode row that crosses a boundary; the pool has enough."""
+        allocate = self.pool.allocate_one
+        pairs = draft.blocks
+        for seat in self.boundary().values():
+            table = seat.blocks
+            block_id = allocate(table[-1])
+            table.append(block_id)
+            pairs.append(seat.row)
+            pairs.append(block_id)
+
+    def admit(self, draft: PlanDraft, request: Request) -> Seat:
+        """Put `request` on the lowest free row, with blocks for all of its known tokens."""
+        row = heappop(self.free_rows)
+        known = request.num_tokens
+        blocks = self.pool.allocate(self.config.blocks_for(known))
+        seat = Seat(lane=self, row=row, request=request, added=draft.plan_id, known=known, blocks=blocks)
+        self.seats[row] = self.prefill[row] = seat
+        request.seat = seat
+        draft.give_blocks(row, blocks)
+        draft.added.append(
+            NewRow(
+                row=row,
+                request_id=request.request_id,
+                tokens=request.known_tokens(),
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_computed_tokens=0,
+                params=request.submission.params,
+                traceparent=request.submission.traceparent,
+            )
+        )
+        return seat
+
+    def prefill_chunk(self, draft: PlanDraft, seat: Seat, budget: int) -> int:
+        """Schedule as much of the seat's known tokens as `budget` allows; the budget that is left."""
+        num_scheduled = min(seat.known - seat.computed, budget)
+        seat.computed += num_scheduled
+        draft.chunks.append((seat.row, num_scheduled))
+        if seat.computed == seat.known:
+            draft.completed.append(seat)
+        return budget - num_scheduled
+
+    def close(self, draft: PlanDraft, tick: Tick) -> StepPlan:
+        """Make the draft the lane's next plan and move the clock."""
+        plan_id = draft.plan_id
+        self.in_flight.append(InFlight(plan_id, self.decode + len(draft.completed)))
+        self.planned = plan_id
+        for seat in sorted(draft.completed, key=_by_row):
+            self._start_decode(seat, plan_id)
+        for seat in self.calendar.get(plan_id, {}).values():
+            if seat.first < plan_id:
+                self._stop_decode(seat)
+        return StepPlan(
+            plan_id=plan_id,
+            tick=tick,
+            dropped=self._drop_ghosts(plan_id),
+            added=tuple(draft.added),
+            blocks=pack_int32(draft.blocks),
+            chunks=tuple(draft.chunks),
+        )
+
+    def _start_decode(self, seat: Seat, plan_id: int) -> None:
+        del self.prefill[seat.row]
+        output_index = seat.known - seat.request.num_prompt_tokens
+        seat.first = seat.mark = plan_id
+        seat.last = plan_id + seat.request.submission.params.max_tokens - output_index - 1
+        self._schedule_decode(seat)
+
+    def _schedule_decode(self, seat: Seat) -> None:
+        self.calendar.setdefault(seat.last, {})[seat.row] = seat
+        if seat.last > self.planned:
+            self.decode += 1
+            self._phase(seat)[seat.row] = seat
+
+    def _stop_decode(self, seat: Seat) -> None:
+        self.decode -= 1
+        del self._phase(seat)[seat.row]
+
+    def _phase(self, seat: Seat) -> dict[int, Seat]:
+        return self.phases[(seat.first + 1 - seat.known) % self.config.block_size]
+
+    def _drop_ghosts(self, plan_id: int) -> tuple[int, ...]:
+        dropped = [ghost for ghost in self.ghosts.values() if not ghost.dropped]
+        for ghost in dropped:
+            ghost.dropped = plan_id
+        self._settle()
+        return tuple(sorted(ghost.row for ghost in dropped))
+
+    # ------------------------------------------------------------ taking a result
+
+    def contradicts(self, result: StepResult) -> bool:
+        """Whether the result of the oldest plan in flight is not one that this plan can have."""
+        tokens = result.tokens
+        if len(tokens) % 4 or len(tokens) > 4 * self.config.max_num_seqs:
+            return True
+        num_ended_silent = 0
+        ended = set()
+        for row, reason in result.ended:
+            seat = self.seats.get(row) or self.ghosts.get(row)
+            if seat is None or row in ended or reason not in _END_REASONS:
+                return True
+            ended.add(row)
+            num_ended_silent += seat.yields_in(result.step_id) and _is_silent(tokens, row)
+        # Token ids are not negative, so four 0xff bytes are NO_TOKEN at any alignment.
+        num_yields = len(tokens) // 4 - tokens.count(_NOTHING)
+        due = self.calendar.get(result.step_id, {})
+        return num_yields + num_ended_silent != self.in_flight[0].num_yields or not due.keys() <= ended
+
+    def commit(self, result: StepResult) -> list[Ending]:
+        """Take the result of the oldest plan in flight; the live requests that it ends, with their whole output."""
+        self.in_flight.popleft()
+        self.answered = result.step_id
+        self.history.append(result.tokens)
+        endings = [ending for row, reason in result.ended if (ending := self._end(result, row, EndReason(reason)))]
+        self._settle()
+        if self.history.is_full:
+            self._empty_history()
+        return endings
+
+    def _end(self, result: StepResult, row: int, reason: EndReason) -> Ending | None:
+        seat = self.seats.get(row)
+        leaver = seat or self.ghosts[row]
+        for plan in self.in_flight:
+            plan.num_yields -= leaver.yields_in(plan.plan_id)
+        if seat is None:
+            if not self.ghosts[row].dropped:  # the worker was faster than the plan that would drop it
+                del self.ghosts[row]
+                heappush(self.free_rows, row)
+            return None
+        self._unschedule(seat)
+        if _is_silent(result.tokens, row):
+            seat.last = result.step_id - 1
+        self.collect(seat)
+        self._leave(seat)
+        heappush(self.free_rows, row)
+        return Ending(seat.request, reason)
+
+    def _empty_history(self) -> None:
+        for seat in self.seats.values():
+            self.collect(seat)
+        self.history.clear()
+
+    # ------------------------------------------------------------ leaving
+
+    def num_committed(self, seat: Seat) -> int:
+        """Output tokens that are committed."""
+        return len(seat.request.output) + max(0, self._collectable(seat) - seat.mark)
+
+    def collect(self, seat: Seat) -> None:
+        """Bring the request's `output` up to the last answered step."""
+        stop = self._collectable(seat)
+        if seat.mark < stop:
+            seat.request.output.extend(self.history.row(seat.row, seat.mark, stop))
+            seat.mark = stop
+
+    def _collectable(self, seat: Seat) -> int:
+        return min(self.answered, seat.last) + 1 if seat.first else 0
+
+    def drop(self, seat: Seat) -> None:
+        """Take a request off its row: the next plan drops it, its blocks are quarantined while plans are in flight."""
+        self.collect(seat)
+        self._leave(seat)
+        self.ghosts[seat.row] = Ghost(seat.row, seat.first, min(seat.last, self.planned))
+
+    def _leave(self, seat: Seat) -> None:
+        del self.seats[seat.row]
+        self.prefill.pop(seat.row, None)
+        self._unschedule(seat)
+        if self.in_flight:
+            self.pool.quarantine(seat.blocks, until=self.planned)
+        else:
+            self.pool.release(seat.blocks)
+        seat.blocks = []
+        seat.request.seat = None
+
+    def _unschedule(self, seat: Seat) -> None:
+        """Take the seat out of the decode clock, if it is there."""
+        day = self.calendar.get(seat.last, {})
+        if day.get(seat.row) is seat:
+            del day[seat.row]
+            if not day:
+                del self.calendar[seat.last]
+            if seat.last > self.planned:
+                self._stop_decode(seat)
+
+    def _settle(self) -> None:
+        """Free what no plan without a result can touch any more."""
+        self.pool.settle(self.answered)
+        gone = [ghost.row for ghost in self.ghosts.values() if 0 < ghost.dropped <= self.answered + 1]
+        for row in gone:
+            del self.ghosts[row]
+            heappush(self.free_rows, row)
+
+    # ------------------------------------------------------------ restoring
+
+    def restore_rows(self, seats: Iterable[Seat], ghosts: Iterable[Ghost]) -> None:
+        """Rebuild what follows from the occupants, which come in the order of `seats` and `ghosts`."""
+        self.seats = {seat.row: seat for seat in seats}
+        self.ghosts = {ghost.row: ghost for ghost in ghosts}
+        rows = range(self.config.max_rows)
+        self.free_rows = [row for row in rows if row not in self.seats and row not in self.ghosts]
+        self.prefill = {row: seat for row, seat in self.seats.items() if not seat.first}
+        decoding = [seat for seat in self.seats.values() if seat.first]
+        for seat in sorted(decoding, key=lambda seat: (seat.first, seat.row)):
+            self._schedule_decode(seat)
+
+
+def _by_row(seat: Seat) -> int:
+    return seat.row
+
+
+def _is_silent(tokens: bytes, row: int) -> bool:
+    value = tokens[4 * row : 4 * row + 4]
+    return not value or value == _NOTHING

@@ -1,0 +1,59 @@
+"""What the core hands out."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from shared.messages import Final, StepPlan, Tick
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledPlan:
+    """A plan and the worker incarnation it is for."""
+
+    worker: str
+    incarnation: int
+    plan: StepPlan
+
+    def with_tick(self, tick: Tick) -> "ScheduledPlan":
+        return ScheduledPlan(self.worker, self.incarnation, msgspec.structs.replace(self.plan, tick=tick))
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A request's end, for its record. `output` is packed int32, `final.num_output_tokens` long."""
+
+    request_id: str
+    final: Final
+    output: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LiveOutput:
+    """Committed output of a live request; `seat` is (worker, incarnation, row) if its row has yielded there."""
+
+    request_id: str
+    output: bytes
+    seat: tuple[str, int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """Gauges and counters. Counters start at 0 with the core and survive in its snapshot."""
+
+    num_running: int
+    num_waiting: int
+    num_workers: int
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_preemptions: int
+    num_requeues: int
+    num_plans: int
+    num_ignored_messages: int
+    left_requests: int
+    """Requests that left the waiting queue for the first time, by admission or by ending there."""
+    left_tokens: int
+    """Prompt tokens of those."""
+    finished: tuple[tuple[str, int], ...]
+    """(FinishReason, count)."""

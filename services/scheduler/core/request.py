@@ -1,0 +1,103 @@
+"""A request as the scheduler sees it, and its state machine.
+
+    WAITING ──ADMIT──▶ RUNNING ──FINISH──▶ FINISHED
+       ▲                  │                   ▲
+       ├──── PREEMPT ─────┤                   │
+       ├──── REQUEUE ─────┘                   │
+       └──────────────── FINISH ──────────────┘
+
+PREEMPT: its blocks were needed by an older request. REQUEUE: its worker was fenced. Both keep its committed tokens.
+"""
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from shared.errors import PagewireError
+from shared.messages import Submission
+from shared.packing import pack_int32
+
+if TYPE_CHECKING:
+    from services.scheduler.core.lane import Seat
+
+
+class RequestState(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Signal(StrEnum):
+    ADMIT = "admit"
+    PREEMPT = "preempt"
+    REQUEUE = "requeue"
+    FINISH = "finish"
+
+
+TRANSITIONS: Mapping[tuple[RequestState, Signal], RequestState] = {
+    (RequestState.WAITING, Signal.ADMIT): RequestState.RUNNING,
+    (RequestState.RUNNING, Signal.PREEMPT): RequestState.WAITING,
+    (RequestState.RUNNING, Signal.REQUEUE): RequestState.WAITING,
+    (RequestState.WAITING, Signal.FINISH): RequestState.FINISHED,
+    (RequestState.RUNNING, Signal.FINISH): RequestState.FINISHED,
+}
+
+
+class IllegalTransition(PagewireError):
+    """A signal that the request's state does not know: a bug in the scheduler."""
+
+    def __init__(self, request_id: str, state: RequestState, signal: Signal) -> None:
+        super().__init__(f"request {request_id}: no transition for ({state}, {signal})")
+        self.state = state
+        self.signal = signal
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One live request. `output` holds its committed tokens up to the seat's `mark`; the lane has the rest."""
+
+    submission: Submission
+    arrival: int
+    """Its place: smaller came sooner, unique."""
+    state: RequestState = RequestState.WAITING
+    output: "array[int]" = field(default_factory=lambda: array("i"))
+    seat: "Seat | None" = None
+    stop_at: int | None = None
+    """A stop string completes at this many output tokens, which are not committed yet."""
+    num_preemptions: int = 0
+    has_left_queue: bool = False
+    """It was admitted once, or ended: it no longer counts against the queue's caps."""
+
+    @property
+    def request_id(self) -> str:
+        return self.submission.request_id
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.submission.prompt_tokens) // 4
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output known at admission; meaningful while the request has no seat."""
+        return self.num_prompt_tokens + len(self.output)
+
+    @property
+    def max_total_tokens(self) -> int:
+        return self.num_prompt_tokens + self.submission.params.max_tokens
+
+    def known_tokens(self) -> bytes:
+        """Packed int32: prompt, then committed output."""
+        return self.submission.prompt_tokens + pack_int32(self.output)
+
+    def apply(self, signal: Signal) -> None:
+        """Move to the state that the table names; the only writer of `state`.
+
+        Raises:
+            IllegalTransition: the table names none.
+        """
+        target = TRANSITIONS.get((self.state, signal))
+        if target is None:
+            raise IllegalTransition(self.request_id, self.state, signal)
+        self.state = target

@@ -1,0 +1,440 @@
+"""The scheduler core: every request of a pool, every block of its workers. See the package's docstring for the parts.
+
+There is no prefill and no decode phase: each request has computed tokens that catch up with its known tokens under a
+budget of tokens per pass. Running requests go first, then waiting ones in the policy's order.
+
+Preemption waits for answers. When the next plan of a worker lacks blocks while another plan is in flight, no plan is
+made: its result may end requests, and blocks of a victim would be quarantined until then anyway. Only with nothing in
+flight is the newest request preempted; so its committed tokens are exact, its blocks are free at once, and the plan
+goes out in the same tick.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.scheduler.core.blocks import BlockPool
+from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.diagnostics import Diagnosis, diagnose
+from services.scheduler.core.integrity import check_integrity
+from services.scheduler.core.lane import Lane, PlanDraft, Seat
+from services.scheduler.core.outcomes import Finished, LiveOutput, ScheduledPlan, SchedulerStats
+from services.scheduler.core.placement import Placement
+from services.scheduler.core.queue import Fcfs, Policy, WaitingQueue
+from services.scheduler.core.request import Request, RequestState, Signal
+from shared.messages import (
+    EndReason,
+    EventKind,
+    Final,
+    FinishReason,
+    RequestEvent,
+    StepPlan,
+    StepResult,
+    Submission,
+    Tick,
+    WorkerDraining,
+    WorkerJoined,
+)
+from shared.packing import pack_int32
+
+NO_TICK = Tick(number=0, intake_id="0-0", log_id="0-0", now=0.0)
+"""Stands in a plan until `ScheduledPlan.with_tick`."""
+PATIENCE = 4
+"""Plans per worker that may leave the first waiting request to a less loaded worker. (It may be hung.)"""
+
+FINISH_REASONS = {
+    EndReason.EOS: FinishReason.STOP,
+    EndReason.STOP_TOKEN: FinishReason.STOP,
+    EndReason.LENGTH: FinishReason.LENGTH,
+    EndReason.ERROR: FinishReason.ERROR,
+}
+
+
+@dataclass(slots=True)
+class Counters:
+    """The core's counters."""
+
+    preemptions: int = 0
+    requeues: int = 0
+    plans: int = 0
+    ignored: int = 0
+    left_requests: int = 0
+    left_tokens: int = 0
+
+
+@dataclass(slots=True)
+class KnownWorker:
+    """What is remembered of a worker's name beyond its incarnations."""
+
+    fenced: int = 0
+    """Its highest incarnation that is fenced."""
+    num_blocks: int = 0
+    """Its last capacity. A worker that died is expected back; one that drained is not (0)."""
+
+
+def _arrival(seat: Seat) -> int:
+    return seat.request.arrival
+
+
+class SchedulerCore:
+    """The state machine of one pool."""
+
+    def __init__(self, config: SchedulerConfig, policy: Policy | None = None) -> None:
+        self.config = config
+        self.requests: dict[str, Request] = {}
+        self.waiting = WaitingQueue(policy or Fcfs())
+        self.lanes: dict[str, Lane] = {}
+        self.known_workers: dict[str, KnownWorker] = {}
+        self.counters = Counters()
+        self.finished_by_reason = dict.fromkeys(FinishReason, 0)
+        self.num_arrivals = 0
+        self.num_joins = 0
+        self.times_passed_over = 0
+        """Plans in a row that left the first waiting request to another worker."""
+        self._awaiting_stop: dict[str, Request] = {}
+        self._events: list[RequestEvent] = []
+        self._finished: list[Finished] = []
+
+    # ------------------------------------------------------------ requests come and go
+
+    def add_request(
+        self, submission: Submission, output: Sequence[int] = (), end_reason: EndReason | None = None
+    ) -> None:
+        """Queue a request. After a cold start: `output` is what it had committed, `end_reason` how a worker ended it.
+
+        A request that can never fit ends at once as rejected. An id that is live is ignored and counted.
+        """
+        if submission.request_id in self.requests:
+            self.counters.ignored += 1
+            return
+        request = Request(submission, arrival=self.num_arrivals)
+        self.num_arrivals += 1
+        request.output.extend(output)
+        self.requests[request.request_id] = request
+        self.waiting.push(request)
+        if end_reason is None and output and len(output) >= submission.params.max_tokens:
+            end_reason = EndReason.LENGTH
+        if end_reason is not None:
+            self._finish(request, FINISH_REASONS[end_reason], end_reason=end_reason)
+        else:
+            self._reject_if_never(request)
+
+    def abort_request(self, request_id: str, cause: str) -> None:
+        """End a request that nobody waits for. An unknown id is ignored and counted."""
+        request = self._live(request_id)
+        if request is not None:
+            self._finish(request, FinishReason.ABORT, message=cause)
+
+    def stop_request(self, request_id: str, num_output_tokens: int) -> None:
+        """End a request after `num_output_tokens` tokens, now or when that many are committed."""
+        request = self._live(request_id)
+        if request is not None:
+            request.stop_at = max(0, num_output_tokens)
+            self._awaiting_stop[request_id] = request
+            self._stop_if_due(request)
+
+    def ignore_message(self) -> None:
+        """Count a message that stands for nothing."""
+        self.counters.ignored += 1
+
+    def resume_stops(self) -> None:
+        """Watch again for requests with `stop_at`, after they were restored."""
+        self._awaiting_stop = {id: request for id, request in self.requests.items() if request.stop_at is not None}
+
+    def _live(self, request_id: str) -> Request | None:
+        request = self.requests.get(request_id)
+        if request is None:
+            self.counters.ignored += 1
+        return request
+
+    # ------------------------------------------------------------ workers come and go
+
+    def on_worker_joined(self, joined: WorkerJoined) -> None:
+        """A worker incarnation takes plans from now on. One that is fenced or known already is ignored and counted."""
+        known = self.known_workers.setdefault(joined.worker, KnownWorker())
+        lane = self.lanes.get(joined.worker)
+        if joined.incarnation <= known.fenced or (lane is not None and joined.incarnation <= lane.incarnation):
+            self.counters.ignored += 1
+            return
+        if lane is not None:
+            self.on_worker_lost(lane.worker, lane.incarnation)
+        known.num_blocks = joined.num_blocks
+        pool = BlockPool(joined.num_blocks)
+        self.lanes[joined.worker] = Lane(joined.worker, joined.incarnation, self.num_joins, pool, self.config)
+        self.num_joins += 1
+        self._reject_what_never_fits()
+
+    def on_worker_draining(self, draining: WorkerDraining) -> None:
+        """Place nothing more on a worker; what runs there runs on."""
+        lane = self.lanes.get(draining.worker)
+        if lane is None or lane.incarnation != draining.incarnation:
+            self.counters.ignored += 1
+            return
+        lane.draining = True
+
+    def on_worker_lost(self, worker: str, incarnation: int) -> None:
+        """The incarnation is fenced: its requests wait again, with every token it published.
+
+        Fencing one that never joined is normal.
+        """
+        known = self.known_workers.setdefault(worker, KnownWorker())
+        known.fenced = max(known.fenced, incarnation)
+        lane = self.lanes.get(worker)
+        if lane is None or lane.incarnation > incarnation:
+            return
+        del self.lanes[worker]
+        for seat in lane.seats.values():
+            lane.collect(seat)
+            seat.request.seat = None
+            seat.request.apply(Signal.REQUEUE)
+            self.waiting.push(seat.request)
+            self.counters.requeues += 1
+        if lane.draining:
+            known.num_blocks = 0
+            self._reject_what_never_fits()
+
+    # ------------------------------------------------------------ results
+
+    def update_from_result(self, result: StepResult) -> None:
+        """Commit one step. Late, doubled, of another incarnation or against its plan: ignored and counted."""
+        lane = self.lanes.get(result.worker)
+        if (
+            lane is None
+            or lane.incarnation != result.incarnation
+            or lane.broken
+            or not lane.in_flight
+            or lane.in_flight[0].plan_id != result.step_id
+        ):
+            self.counters.ignored += 1
+            return
+        if lane.contradicts(result):
+            lane.broken = True
+            self.counters.ignored += 1
+            return
+        for request, reason in lane.commit(result):
+            message = "the worker could not compute this request" if reason is EndReason.ERROR else ""
+            self._finish(request, FINISH_REASONS[reason], end_reason=reason, message=message)
+        if self._awaiting_stop:
+            for request in list(self._awaiting_stop.values()):
+                self._stop_if_due(request)
+
+    def broken_workers(self) -> list[tuple[str, int]]:
+        """(worker, incarnation) whose result contradicted its plan. They get no more plans and should be fenced."""
+        return [(lane.worker, lane.incarnation) for lane in self.lanes.values() if lane.broken]
+
+    # ------------------------------------------------------------ planning
+
+    @property
+    def can_plan(self) -> bool:
+        """Whether new intake could lead to a plan now: some worker has fewer plans in flight than it may have."""
+        return any(lane.can_plan for lane in self.lanes.values())
+
+    def schedule(self, now: float) -> ScheduledPlan | None:
+        """The next plan that is due, for the worker with the fewest plans in flight. `now` is for policies (seconds).
+
+        None if no plan is due. Without a plan and without an event the state is unchanged.
+        """
+        for depth in range(self.config.plan_ahead):
+            for lane in self.lanes.values():
+                if len(lane.in_flight) == depth and lane.can_plan:
+                    plan = self._plan(lane)
+                    if plan is not None:
+                        return ScheduledPlan(lane.worker, lane.incarnation, plan)
+        return None
+
+    def _plan(self, lane: Lane) -> StepPlan | None:
+        shortage = len(lane.boundary()) > lane.pool.num_free
+        if shortage and lane.in_flight:
+            return None
+        while len(lane.boundary()) > lane.pool.num_free:
+            self._preempt_newest(lane)
+        draft = PlanDraft(lane.planned + 1)
+        lane.grow(draft)
+        budget = self.config.max_num_batched_tokens - lane.decode
+        for seat in sorted(lane.prefill.values(), key=_arrival):
+            if budget:
+                budget = lane.prefill_chunk(draft, seat, budget)
+        if not shortage:
+            self._admit(lane, draft, budget)
+        if not (lane.decode or draft.chunks or (lane.has_drops and not lane.in_flight)):
+            return None
+        self.counters.plans += 1
+        return lane.close(draft, NO_TICK)
+
+    def _preempt_newest(self, lane: Lane) -> None:
+        """Free the blocks of the lane's newest request. Never of its oldest: alone that fits."""
+        seats = sorted(lane.seats.values(), key=_arrival)
+        assert len(seats) > 1 and not lane.in_flight, "the oldest running request lacks blocks"
+        request = seats[-1].request
+        lane.drop(seats[-1])
+        request.apply(Signal.PREEMPT)
+        request.num_preemptions += 1
+        self.waiting.push(request)
+        self.counters.preemptions += 1
+        self._emit(request, EventKind.PREEMPTED, len(request.output), reason="blocks")
+
+    def _admit(self, lane: Lane, draft: PlanDraft, budget: int) -> None:
+        """Seat the waiting requests whose place is this lane, in order, while budget and rows last."""
+        if not (budget and lane.free_rows and len(self.waiting)) or lane.draining:
+            return
+        placed, first_target = self._place(lane, budget)
+        for request in placed:
+            self.waiting.remove(request)
+            self._leave_queue(request)
+            request.apply(Signal.ADMIT)
+            budget = lane.prefill_chunk(draft, lane.admit(draft, request), budget)
+        if first_target is lane:
+            self.times_passed_over = 0
+        elif first_target is not None and (lane.decode or draft.chunks):
+            self.times_passed_over += 1
+
+    def _place(self, lane: Lane, budget: int) -> tuple[list[Request], Lane | None]:
+        """Waiting requests that go to `lane` now, and the lane of the first one that goes anywhere."""
+        placement = Placement(self.lanes.values(), self.config)
+        placed: list[Request] = []
+        first_target: Lane | None = None
+        for request in self.waiting:
+            if not placement.fits_some_lane(request):
+                continue  # waits for a larger worker, in nobody's way
+            impatient = first_target is None and self.times_passed_over >= PATIENCE * len(self.lanes)
+            target = placement.place(request, preferred=lane if impatient else None)
+            if target is None:
+                break
+            first_target = first_target or target
+            if target is lane:
+                placed.append(request)
+                budget -= min(budget, request.num_tokens)
+                if not budget or not placement.has_row(lane):
+                    break
+        return placed, first_target
+
+    # ------------------------------------------------------------ endings
+
+    def _finish(self, request: Request, reason: FinishReason, *, end_reason: int = 0, message: str = "") -> None:
+        """End a live request, wherever it is. A stop string that completed before the end wins over it."""
+        if request.seat is not None:
+            request.seat.lane.drop(request.seat)
+        elif request.state is RequestState.WAITING:
+            self.waiting.remove(request)
+            self._leave_queue(request)
+        num_output_tokens = len(request.output)
+        if request.stop_at is not None and request.stop_at <= num_output_tokens:
+            reason, end_reason, message, num_output_tokens = FinishReason.STOP, 0, "", request.stop_at
+        request.apply(Signal.FINISH)
+        del self.requests[request.request_id]
+        self._awaiting_stop.pop(request.request_id, None)
+        self.finished_by_reason[reason] += 1
+        final = Final(reason, num_output_tokens, int(end_reason), message)
+        self._finished.append(Finished(request.request_id, final, pack_int32(request.output[:num_output_tokens])))
+        self._emit(request, EventKind.FINISHED, num_output_tokens, reason, message)
+
+    def _stop_if_due(self, request: Request) -> None:
+        assert request.stop_at is not None
+        if self.num_committed(request) >= request.stop_at:
+            self._finish(request, FinishReason.STOP)
+
+    def _reject_what_never_fits(self) -> None:
+        for request in list(self.waiting):
+            self._reject_if_never(request)
+
+    def _reject_if_never(self, request: Request) -> None:
+        refusal = self._refusal(request)
+        if refusal:
+            self._finish(request, FinishReason.REJECTED, message=refusal)
+
+    def _refusal(self, request: Request) -> str:
+        """Why the request can never be served; empty if it can."""
+        num_prompt, max_tokens = request.num_prompt_tokens, request.submission.params.max_tokens
+        if not num_prompt or len(request.submission.prompt_tokens) % 4 or max_tokens < 1:
+            return f"a prompt of {num_prompt} tokens with max_tokens {max_tokens} cannot be scheduled"
+        largest = self.largest_request_tokens()
+        if request.max_total_tokens <= largest:
+            return ""
+        limit = "max_model_len" if largest == self.config.max_model_len else "the KV cache of the largest worker"
+        total = request.max_total_tokens
+        return f"prompt ({num_prompt}) plus max_tokens ({max_tokens}) is {total} tokens, but {limit} holds {largest}"
+
+    def _leave_queue(self, request: Request) -> None:
+        if not request.has_left_queue:
+            request.has_left_queue = True
+            self.counters.left_requests += 1
+            self.counters.left_tokens += request.num_prompt_tokens
+
+    def _emit(
+        self, request: Request, kind: EventKind, num_output_tokens: int, reason: str = "", message: str = ""
+    ) -> None:
+        self._events.append(RequestEvent(request.request_id, kind, num_output_tokens, str(reason), message))
+
+    def take_events(self) -> list[RequestEvent]:
+        """Decisions since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def take_finished(self) -> list[Finished]:
+        """Requests that ended since the last call, in order."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    # ------------------------------------------------------------ questions
+
+    def largest_request_tokens(self) -> int:
+        """Most tokens, prompt plus `max_tokens`, that are not rejected; `max_model_len` before any worker joined."""
+        largest = max((known.num_blocks for known in self.known_workers.values()), default=0)
+        return min(self.config.max_model_len, largest * self.config.block_size) or self.config.max_model_len
+
+    def num_committed(self, request: Request) -> int:
+        """Output tokens of a live request that are committed."""
+        seat = request.seat
+        return len(request.output) if seat is None else seat.lane.num_committed(seat)
+
+    def collect(self, request: Request) -> None:
+        """Bring `request.output` up to date; changes nothing that a plan depends on."""
+        if request.seat is not None:
+            request.seat.lane.collect(request.seat)
+
+    def live_outputs(self) -> list[LiveOutput]:
+        """Every live request's committed output, for folding into its record."""
+        return [self._live_output(request) for request in self.requests.values()]
+
+    def _live_output(self, request: Request) -> LiveOutput:
+        self.collect(request)
+        seat, place = request.seat, None
+        if seat is not None:
+            lane = seat.lane
+            if 0 < seat.first <= lane.answered:
+                place = (lane.worker, lane.incarnation, seat.row)
+        return LiveOutput(request.request_id, pack_int32(request.output), place)
+
+    def stats(self) -> SchedulerStats:
+        lanes, counters = self.lanes.values(), self.counters
+        return SchedulerStats(
+            num_running=len(self.requests) - len(self.waiting),
+            num_waiting=len(self.waiting),
+            num_workers=len(self.lanes),
+            num_blocks=sum(lane.pool.num_blocks for lane in lanes),
+            num_free_blocks=sum(lane.pool.num_free for lane in lanes),
+            num_cached_blocks=0,
+            num_preemptions=counters.preemptions,
+            num_requeues=counters.requeues,
+            num_plans=counters.plans,
+            num_ignored_messages=counters.ignored,
+            left_requests=counters.left_requests,
+            left_tokens=counters.left_tokens,
+            finished=tuple((str(reason), count) for reason, count in self.finished_by_reason.items()),
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """No live request, no plan in flight, no row in use."""
+        return not self.requests and all(lane.is_idle for lane in self.lanes.values())
+
+    def diagnostics(self) -> list[Diagnosis]:
+        """Where every live request is and what it waits for."""
+        return diagnose(self)
+
+    def check_integrity(self) -> None:
+        """Verify every invariant; for tests and for idle moments, its cost is the whole state.
+
+        Raises:
+            AssertionError: one does not hold.
+        """
+        check_integrity(self)

@@ -1,0 +1,225 @@
+"""A worker without a model that notices every misplaced block.
+
+It carries out plans as infra/protocol.md says, on a paged memory that holds token ids in the place of KV. The next token of a row
+is a checksum over its whole context, *read through its block table*: one wrong, shared or overwritten block changes the text.
+
+It is as asynchronous as a worker on a GPU: plans that lay in its inbox when a row ended have been launched with that row, so they
+still write through its block table (poison, here). A scheduler that hands such blocks out too early corrupts somebody's text.
+"""
+
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from shared.messages import EndReason, NewRow, StepPlan, StepResult, Submission
+from shared.packing import NO_TOKEN, pack_int32, unpack_int32
+from shared.sampling import SamplingParams
+
+EOS_TOKEN = 0
+VOCAB_SIZE = 24
+"""Small, so that EOS and stop tokens happen often."""
+POISON = -7
+ROSTER_EVERY = 64
+
+
+class ProtocolViolation(AssertionError):
+    """The plan cannot be carried out as the protocol says."""
+
+
+def choose_token(checksum: int, params: SamplingParams, output_index: int) -> int:
+    """The token after a context with this checksum; EOS and stop tokens are masked before `min_tokens`."""
+    token = checksum % VOCAB_SIZE
+    if output_index < params.min_tokens:
+        masked = {EOS_TOKEN, *params.stop_token_ids}
+        while token in masked:
+            token = (token + 1) % VOCAB_SIZE
+    return token
+
+
+def find_ending(token: int, params: SamplingParams, output_index: int) -> EndReason | None:
+    """Whether the output ends with this token."""
+    if output_index >= params.min_tokens:
+        if token == EOS_TOKEN and not params.ignore_eos:
+            return EndReason.EOS
+        if token in params.stop_token_ids:
+            return EndReason.STOP_TOKEN
+    return EndReason.LENGTH if output_index + 1 >= params.max_tokens else None
+
+
+def reference_output(submission: Submission) -> tuple[list[int], EndReason]:
+    """The text that the request would have alone, without pages."""
+    output: list[int] = []
+    checksum = zlib.crc32(submission.prompt_tokens)
+    while True:
+        token = choose_token(checksum, submission.params, len(output))
+        output.append(token)
+        ending = find_ending(token, submission.params, len(output) - 1)
+        if ending is not None:
+            return output, ending
+        checksum = zlib.crc32(pack_int32([token]), checksum)
+
+
+@dataclass(slots=True)
+class Row:
+    """One row of the persistent batch."""
+
+    request_id: str
+    tokens: "array[int]"
+    num_prompt_tokens: int
+    params: SamplingParams
+    computed: int
+    blocks: list[int] = field(default_factory=list)
+    is_decode: bool = False
+    has_joined: bool = False
+    last_launched: int = 0
+    """Set when the row ended: plans up to this one were launched with it."""
+
+    @property
+    def output_index(self) -> int:
+        """Of its next token."""
+        return len(self.tokens) - self.num_prompt_tokens
+
+
+class ContentWorker:
+    """One incarnation. `inbox` holds plans that were sent and not carried out."""
+
+    def __init__(
+        self, name: str, incarnation: int, *, num_blocks: int, block_size: int, max_num_seqs: int, max_tokens: int
+    ) -> None:
+        """`max_tokens` is the most that one pass may compute."""
+        self.name = name
+        self.incarnation = incarnation
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.max_num_seqs = max_num_seqs
+        self.max_tokens = max_tokens
+        self.memory = array("i", [POISON]) * (num_blocks * block_size)
+        self.rows: dict[int, Row] = {}
+        self.ended_rows: dict[int, Row] = {}
+        self.inbox: deque[StepPlan] = deque()
+        self.last_plan = 0
+
+    def step(self) -> StepResult:
+        """Carry out the oldest plan of the inbox."""
+        return self.execute(self.inbox.popleft())
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Carry out one plan."""
+        if plan.plan_id != self.last_plan + 1:
+            raise ProtocolViolation(f"plan {plan.plan_id} follows {self.last_plan}")
+        self.last_plan = plan.plan_id
+        left = tuple(row for row in plan.dropped if self._drop(row))
+        for new in plan.added:
+            self._add(new)
+        self._append_blocks(plan)
+        self._overwrite_ended(plan.plan_id)
+        sampled = self._forward(plan)
+        return self._publish(plan.plan_id, left, sampled)
+
+    def _drop(self, row: int) -> bool:
+        """Whether a row left that readers know of. A row that ended by itself is not here any more."""
+        dropped = self.rows.pop(row, None)
+        self.ended_rows.pop(row, None)
+        return dropped is not None and dropped.has_joined
+
+    def _add(self, new: NewRow) -> None:
+        if new.row in self.rows or not 0 <= new.row < self.max_num_seqs:
+            raise ProtocolViolation(f"row {new.row} is not free")
+        self.ended_rows.pop(new.row, None)
+        tokens = unpack_int32(new.tokens)
+        self.rows[new.row] = Row(new.request_id, tokens, new.num_prompt_tokens, new.params, new.num_computed_tokens)
+
+    def _append_blocks(self, plan: StepPlan) -> None:
+        pairs = unpack_int32(plan.blocks)
+        for row, block_id in zip(pairs[::2], pairs[1::2], strict=True):
+            holder = self.rows.get(row) or self.ended_rows.get(row)
+            if holder is None or not 0 <= block_id < self.num_blocks:
+                raise ProtocolViolation(f"block {block_id} for row {row}")
+            holder.blocks.append(block_id)
+
+    def _overwrite_ended(self, plan_id: int) -> None:
+        """What a pass that was launched before the ending was known writes: one token further, through the old table."""
+        for number, row in list(self.ended_rows.items()):
+            if plan_id > row.last_launched:
+                del self.ended_rows[number]
+            elif row.computed < len(row.blocks) * self.block_size:
+                self.memory[self._slot(row, row.computed)] = POISON
+                row.computed += 1
+
+    def _forward(self, plan: StepPlan) -> dict[int, int]:
+        """Write the KV of everything scheduled, then sample: row → token."""
+        chunks = dict(plan.chunks)
+        decoding = [number for number, row in self.rows.items() if row.is_decode]
+        num_tokens = len(decoding) + sum(chunks.values())
+        if num_tokens > self.max_tokens or len(chunks) != len(plan.chunks) or min(chunks.values(), default=1) < 1:
+            raise ProtocolViolation(f"chunks {plan.chunks} beside {len(decoding)} decode rows")
+        for number in decoding:
+            self._write(self.rows[number], 1)
+        sampling = list(decoding)
+        for number, num_scheduled in chunks.items():
+            row = self.rows.get(number)
+            if row is None and number in self.ended_rows:
+                continue
+            if row is None or row.is_decode:
+                raise ProtocolViolation(f"row {number} is not in prefill")
+            self._write(row, num_scheduled)
+            if row.computed == len(row.tokens):
+                sampling.append(number)
+        return {number: self._sample(self.rows[number]) for number in sampling}
+
+    def _write(self, row: Row, num_tokens: int) -> None:
+        if row.computed + num_tokens > len(row.tokens):
+            raise ProtocolViolation(f"{num_tokens} tokens from {row.computed} on, but {len(row.tokens)} are known")
+        if row.computed + num_tokens > len(row.blocks) * self.block_size:
+            raise ProtocolViolation(f"{row.request_id} has {len(row.blocks)} blocks")
+        for position in range(row.computed, row.computed + num_tokens):
+            self.memory[self._slot(row, position)] = row.tokens[position]
+        row.computed += num_tokens
+
+    def _slot(self, row: Row, position: int) -> int:
+        return row.blocks[position // self.block_size] * self.block_size + position % self.block_size
+
+    def _sample(self, row: Row) -> int:
+        checksum = 0
+        for index, block_id in enumerate(row.blocks):
+            held = min(self.block_size, row.computed - index * self.block_size)
+            if held > 0:
+                start = block_id * self.block_size
+                checksum = zlib.crc32(pack_int32(self.memory[start : start + held]), checksum)
+        return choose_token(checksum, row.params, row.output_index)
+
+    def _publish(self, plan_id: int, left: Sequence[int], sampled: dict[int, int]) -> StepResult:
+        tokens = array("i", [NO_TOKEN]) * (max(sampled, default=-1) + 1)
+        joined, ended = [], []
+        for number, token in sorted(sampled.items()):
+            row = self.rows[number]
+            tokens[number] = token
+            if not row.has_joined:
+                joined.append((number, row.request_id, row.output_index))
+            ending = find_ending(token, row.params, row.output_index)
+            row.tokens.append(token)
+            row.is_decode = row.has_joined = True
+            if ending is not None:
+                ended.append((number, int(ending)))
+                self._leave(number)
+        return StepResult(
+            worker=self.name,
+            incarnation=self.incarnation,
+            step_id=plan_id,
+            tokens=pack_int32(tokens),
+            joined=tuple(joined),
+            left=tuple(left),
+            ended=tuple(ended),
+            roster=tuple(self._roster()) if plan_id % ROSTER_EVERY == 0 else (),
+        )
+
+    def _leave(self, number: int) -> None:
+        row = self.rows.pop(number)
+        if self.inbox:
+            row.last_launched = self.inbox[-1].plan_id
+            self.ended_rows[number] = row
+
+    def _roster(self) -> Iterator[tuple[int, str, int]]:
+        return ((number, row.request_id, row.output_index) for number, row in self.rows.items() if row.has_joined)

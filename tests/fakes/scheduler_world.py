@@ -1,0 +1,383 @@
+"""The scheduler core in a small world of content workers, readers and a step log, in which everything may go wrong.
+
+The world judges the core by what crosses the wire (plans, results, events), with its own book-keeping; the core's internals are
+checked by `check_integrity`. Every operation is deterministic: the same calls give the same `digest`.
+"""
+
+import hashlib
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.scheduler import SchedulerCore
+from services.scheduler.core.snapshot import restore, snapshot_request_ids, take_snapshot
+from services.scheduler.core.ticks import TickOutcome, apply_tick
+from shared.messages import (
+    Abort,
+    EventKind,
+    FinishReason,
+    IntakeMessage,
+    LogMessage,
+    RequestEvent,
+    StepPlan,
+    StepResult,
+    Stop,
+    Submission,
+    Submit,
+    Tick,
+    TickEntry,
+    WorkerDraining,
+    WorkerEvent,
+    WorkerFenced,
+    WorkerJoined,
+    encode,
+)
+from shared.packing import pack_int32, unpack_int32
+from shared.sampling import SamplingParams
+from shared.step_log import StepLogFollower
+from tests.fakes.content_worker import ContentWorker, reference_output
+
+
+def make_submission(
+    request_id: str, prompt: Sequence[int], *, max_tokens: int, stop_token_ids: tuple[int, ...] = (), **params: object
+) -> Submission:
+    """A record as a gateway would write it; `params` are further `SamplingParams`."""
+    sampling = SamplingParams(max_tokens=max_tokens, seed=0, stop_token_ids=stop_token_ids, **params)  # type: ignore[arg-type]
+    return Submission(request_id, "content", "completion", 0.0, pack_int32(prompt), sampling)
+
+
+@dataclass(slots=True)
+class Reader:
+    """What a gateway has of one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    terminal: RequestEvent | None = None
+    stop_at: int | None = None
+
+
+@dataclass(slots=True)
+class ShadowRow:
+    """What the plans say of one row. `last_holding` is set when it left: the last plan made while it held its blocks."""
+
+    request_id: str
+    blocks: list[int] = field(default_factory=list)
+    last_holding: int | None = None
+
+
+@dataclass(slots=True)
+class Shadow:
+    """One worker incarnation, followed on the wire alone."""
+
+    rows: dict[int, ShadowRow] = field(default_factory=dict)
+    holders: dict[int, ShadowRow] = field(default_factory=dict)
+    planned: int = 0
+    answered: int = 0
+    unapplied: deque[StepResult] = field(default_factory=deque)
+
+
+@dataclass(slots=True)
+class RecordedTick:
+    """One tick, as log and plan streams would give it back."""
+
+    tick: Tick
+    log: list[LogMessage]
+    intake: list[IntakeMessage]
+    outcome: bytes
+
+
+class World:
+    """One pool. Methods named for what happens; `turn` is the leader's turn."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.core = SchedulerCore(config)
+        self.records: dict[str, Submission] = {}
+        self.workers: dict[str, ContentWorker] = {}
+        self.dead: list[ContentWorker] = []
+        self.incarnations: dict[str, int] = {}
+        self.shadows: dict[str, Shadow] = {}
+        self.readers: dict[str, Reader] = {}
+        self.follower = StepLogFollower()
+        self.log: list[LogMessage] = []
+        self.pending_log: list[LogMessage] = []
+        self.pending_intake: list[IntakeMessage] = []
+        self.pending_events: list[WorkerEvent] = []
+        self.ticks: list[RecordedTick] = []
+        self.snapshot = take_snapshot(self.core)
+        self.num_ticks = 0
+        self.num_expected_ignored = 0
+        self.waiting_order: list[str] = []
+        self.num_preempted = 0
+        self._digest = hashlib.sha256()
+
+    # ------------------------------------------------------------ what happens
+
+    def submit(self, submission: Submission) -> None:
+        self.records[submission.request_id] = submission
+        self.readers[submission.request_id] = Reader()
+        self.follower.track(submission.request_id)
+        self.pending_intake.append(Submit(submission.request_id))
+
+    def abort(self, request_id: str) -> None:
+        self.pending_intake.append(Abort(request_id, "client_disconnect"))
+
+    def stop(self, request_id: str, num_output_tokens: int) -> None:
+        reader = self.readers.get(request_id)
+        if reader is not None and reader.terminal is None:
+            reader.stop_at = num_output_tokens
+        self.pending_intake.append(Stop(request_id, num_output_tokens))
+
+    def send(self, message: IntakeMessage) -> None:
+        self.pending_intake.append(message)
+
+    def join(self, name: str, num_blocks: int) -> None:
+        """A worker starts (again): its old incarnation is fenced, whatever it did."""
+        self.fence(name)
+        incarnation = self.incarnations.get(name, 0) + 1
+        self.incarnations[name] = incarnation
+        self.pending_log.append(WorkerFenced(name, incarnation - 1, "replaced"))
+        self.workers[name] = ContentWorker(
+            name,
+            incarnation,
+            num_blocks=num_blocks,
+            block_size=self.config.block_size,
+            max_num_seqs=self.config.max_num_seqs,
+            max_tokens=self.config.max_num_batched_tokens,
+        )
+        self.shadows[name] = Shadow()
+        self.pending_events.append(WorkerJoined(name, incarnation, num_blocks))
+
+    def fence(self, name: str) -> None:
+        """The incarnation can publish nothing more. Nothing of it is in any world but the log."""
+        worker = self.workers.pop(name, None)
+        if worker is not None:
+            self.dead.append(worker)
+            self.pending_log.append(WorkerFenced(name, worker.incarnation, "killed"))
+
+    def drain(self, name: str) -> None:
+        if name in self.workers:
+            self.pending_events.append(WorkerDraining(name, self.workers[name].incarnation))
+
+    def step(self, name: str) -> bool:
+        """The worker carries out one plan and publishes its result. False: it has none."""
+        worker = self.workers.get(name)
+        if worker is None or not worker.inbox:
+            return False
+        result = worker.step()
+        self.shadows[name].unapplied.append(result)
+        self.publish(result)
+        return True
+
+    def publish(self, message: LogMessage) -> None:
+        """Into the step log, for everyone."""
+        self.log.append(message)
+        self.pending_log.append(message)
+        self._read(message)
+
+    def publish_again(self, index: int) -> None:
+        """An entry that was published before arrives a second time."""
+        results = [entry for entry in self.log if isinstance(entry, StepResult)]
+        if results:
+            self.publish(results[index % len(results)])
+            self.num_expected_ignored += 1
+
+    def publish_from_the_grave(self, index: int) -> None:
+        """A fenced incarnation's next result arrives late."""
+        late = [worker for worker in self.dead if worker.inbox]
+        if late:
+            self.publish(late[index % len(late)].step())
+            self.num_expected_ignored += 1
+
+    # ------------------------------------------------------------ the leader
+
+    def turn(self) -> None:
+        """One turn: a tick with all inputs, then ticks without, until no plan is due."""
+        while self.tick():
+            pass
+
+    def tick(self) -> bool:
+        """One tick. False if it decided nothing."""
+        self.num_ticks += 1
+        fenced = [message for message in self.pending_log if isinstance(message, WorkerFenced)]
+        log, self.pending_log = self.pending_log, []
+        intake, self.pending_intake = self.pending_intake, []
+        events, self.pending_events = self.pending_events, []
+        number = self.num_ticks
+        tick = Tick(number, f"{number}-0", f"{number}-0", number / 1000, tuple(events))
+        running = self._running_by_worker()
+        for message in fenced:
+            for worker in [worker for worker in self.dead if worker.name == message.worker]:
+                running.pop((worker.name, worker.incarnation), None)
+        before = take_snapshot(self.core) if not (log or intake or events) else b""
+        outcome = apply_tick(self.core, tick, log, intake, self.records)
+        self.ticks.append(RecordedTick(tick, log, intake, _outcome_bytes(outcome)))
+        self._digest.update(_outcome_bytes(outcome))
+        self._judge(outcome, log, running)
+        self.core.check_integrity()
+        if before and outcome.is_empty:
+            assert take_snapshot(self.core) == before, "a turn that decided nothing changed the state"
+        return not outcome.is_empty
+
+    def save(self) -> None:
+        """The leader writes its snapshot."""
+        self.snapshot = take_snapshot(self.core)
+        self.ticks.clear()
+
+    def restart(self) -> None:
+        """The leader dies: a new one restores the snapshot and applies the ticks since, which must give the same plans."""
+        needed = {request_id: self.records[request_id] for request_id in snapshot_request_ids(self.snapshot)}
+        core = restore(self.snapshot, self.config, needed)
+        core.check_integrity()
+        for recorded in self.ticks:
+            outcome = apply_tick(core, recorded.tick, recorded.log, recorded.intake, self.records)
+            assert _outcome_bytes(outcome) == recorded.outcome, f"tick {recorded.tick.number} is not what was committed"
+        assert take_snapshot(core) == take_snapshot(self.core)
+        self.core = core
+
+    def settle(self, max_turns: int = 3000) -> None:
+        """Let everything that was submitted come to its end, by fair weather."""
+        for _ in range(max_turns):
+            self.turn()
+            if not any([self.step(name) for name in list(self.workers)]):
+                self.turn()
+                if not any(worker.inbox for worker in self.workers.values()):
+                    return
+        raise AssertionError("no end: livelock")
+
+    @property
+    def digest(self) -> str:
+        """Over everything that the core decided."""
+        return self._digest.hexdigest()
+
+    # ------------------------------------------------------------ readers
+
+    def _read(self, message: LogMessage) -> None:
+        for update in self.follower.apply(message):
+            assert not update.gap, f"reader of {update.request_id} lacks tokens"
+            reader = self.readers[update.request_id]
+            assert reader.terminal is None or not update.tokens, "tokens after the end"
+            reader.tokens += update.tokens
+            if update.event is not None and update.event.kind is EventKind.FINISHED:
+                assert reader.terminal is None, "two ends"
+                reader.terminal = update.event
+
+    def _running_by_worker(self) -> dict[tuple[str, int], list[str]]:
+        """Request ids that sit on each worker incarnation, by arrival."""
+        running: dict[tuple[str, int], list[str]] = {}
+        for request in sorted(self.core.requests.values(), key=lambda request: request.arrival):
+            if request.seat is not None:
+                lane = request.seat.lane
+                running.setdefault((lane.worker, lane.incarnation), []).append(request.request_id)
+        return running
+
+    # ------------------------------------------------------------ judging the core by its words
+
+    def _judge(
+        self, outcome: TickOutcome, log: Sequence[LogMessage], running: dict[tuple[str, int], list[str]]
+    ) -> None:
+        for message in log:
+            if isinstance(message, StepResult):
+                self._shadow_result(message)
+        entry = TickEntry(events=outcome.events)
+        if outcome.events:
+            self.log.append(entry)
+            self._read(entry)
+        for event in outcome.events:
+            self._judge_event(event, running)
+        self._judge_finals(outcome)
+        if outcome.plan is not None:
+            self._judge_admissions(outcome.plan.plan, outcome.plan.worker)
+            self._shadow_plan(outcome.plan.worker, outcome.plan.incarnation, outcome.plan.plan)
+
+    def _judge_event(self, event: RequestEvent, running: dict[tuple[str, int], list[str]]) -> None:
+        if event.kind is EventKind.PREEMPTED:
+            self.num_preempted += 1
+            assert event.num_output_tokens == len(self.readers[event.request_id].tokens)
+            older = [ids for ids in running.values() if event.request_id in ids[1:]]
+            assert older or not any(event.request_id in ids for ids in running.values()), "the oldest was preempted"
+            return
+        reader = self.readers[event.request_id]
+        reference, ending = reference_output(self.records[event.request_id])
+        told = reader.tokens[: event.num_output_tokens]
+        assert len(told) == event.num_output_tokens and told == reference[: len(told)], "not the text it would have had"
+        if event.reason in (FinishReason.LENGTH, FinishReason.STOP) and event.num_output_tokens != reader.stop_at:
+            assert told == reference, "ended early"
+            assert (event.reason == FinishReason.LENGTH) == (ending.name == "LENGTH")
+
+    def _judge_finals(self, outcome: TickOutcome) -> None:
+        finished = [event for event in outcome.events if event.kind is EventKind.FINISHED]
+        assert [event.request_id for event in finished] == [final.request_id for final in outcome.finished]
+        for event, end in zip(finished, outcome.finished, strict=True):
+            assert (end.final.reason, end.final.num_output_tokens) == (event.reason, event.num_output_tokens)
+            assert list(unpack_int32(end.output)) == self.readers[end.request_id].tokens[: event.num_output_tokens]
+
+    def _judge_admissions(self, plan: StepPlan, worker: str) -> None:
+        """First come, first served: with one worker nobody who would fit it is passed over."""
+        if len(self.core.lanes) > 1 or not plan.added:
+            return
+        arrivals = [self.core.requests[new.request_id].arrival for new in plan.added]
+        assert arrivals == sorted(arrivals)
+        room = self.core.lanes[worker].pool.num_blocks * self.config.block_size
+        passed = [w for w in self.core.waiting if w.arrival < arrivals[-1] and w.max_total_tokens <= room]
+        assert not passed, "a request was passed over"
+
+    def _shadow_result(self, result: StepResult) -> None:
+        shadow = self.shadows.get(result.worker)
+        if shadow is None or not shadow.unapplied or shadow.unapplied[0] is not result:
+            return
+        shadow.unapplied.popleft()
+        shadow.answered = result.step_id
+        for row, _ in result.ended:
+            ended = shadow.rows.pop(row, None)
+            if ended is not None:
+                ended.last_holding = shadow.planned
+
+    def _shadow_plan(self, name: str, incarnation: int, plan: StepPlan) -> None:
+        shadow = self.shadows[name]
+        if incarnation == self.incarnations[name] and name in self.workers:
+            self.workers[name].inbox.append(msg := plan)
+            assert msg.plan_id == shadow.planned + 1
+        for row in plan.dropped:
+            dropped = shadow.rows.pop(row, None)
+            if dropped is not None:
+                dropped.last_holding = shadow.planned
+        for new in plan.added:
+            assert new.row not in plan.dropped, "a row is reused in the plan that drops it"
+            assert new.row not in shadow.rows, "a row is in use"
+            shadow.rows[new.row] = ShadowRow(new.request_id)
+        assert len(shadow.rows) <= self.config.max_num_seqs
+        self._shadow_blocks(shadow, plan.blocks)
+        shadow.planned = plan.plan_id
+
+    def _shadow_blocks(self, shadow: Shadow, blocks: bytes) -> None:
+        pairs: array[int] = unpack_int32(blocks)
+        for row, block_id in zip(pairs[::2], pairs[1::2], strict=True):
+            holder = shadow.holders.get(block_id)
+            if holder is not None:
+                assert holder.last_holding is not None, f"block {block_id} is in two tables"
+                assert holder.last_holding <= shadow.answered, f"block {block_id} is named by an unanswered plan"
+            taker = shadow.rows[row]
+            taker.blocks.append(block_id)
+            shadow.holders[block_id] = taker
+
+    def judge_idle(self) -> None:
+        """Everything has ended, with its whole text, and every block is free."""
+        stats = self.core.stats()
+        assert self.core.is_idle
+        assert stats.num_running == stats.num_waiting == 0
+        assert stats.num_free_blocks == stats.num_blocks
+        assert stats.left_requests == sum(count for _, count in stats.finished)
+        for request_id, reader in self.readers.items():
+            assert reader.terminal is not None, f"{request_id} never ended"
+
+
+def _outcome_bytes(outcome: TickOutcome) -> bytes:
+    parts = [encode(event) for event in outcome.events]
+    if outcome.plan is not None:
+        parts.append(f"{outcome.plan.worker}:{outcome.plan.incarnation}".encode())
+        parts.append(encode(outcome.plan.plan))
+    for end in outcome.finished:
+        parts += [end.request_id.encode(), encode(end.final), end.output]
+    return b"".join(parts)
