@@ -44,7 +44,7 @@ format: $(STAMP) ## put the code into its form
 	$(BIN)/ruff format $(CODE)
 
 bench: $(STAMP) ## load a running server over HTTP: make bench ARGS="--concurrency 32"
-	$(BIN)/pagewire bench --url http://127.0.0.1:$(PORT) $(ARGS)
+	$(BIN)/pagewire bench $(ARGS)
 
 compose-test: ## the four containers: build, stream one chat, take down
 	infra/scripts/compose-test.sh
