@@ -110,7 +110,7 @@ def _parse_toml(path: Path, text: str) -> dict[str, Any]:
 
 
 def _parse_yaml(path: Path, text: str) -> dict[str, Any]:
-    import yaml  # type: ignore[import-untyped]
+    import yaml
 
     try:
         values = yaml.safe_load(text)

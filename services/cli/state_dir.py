@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from shared.errors import ConfigError
 

@@ -71,6 +71,8 @@ class Child:
     spec: ChildSpec
     log: Path
     backoff: Backoff
+    log_start: int = 0
+    """Where the current process's output begins in the log."""
     process: "subprocess.Popen[bytes] | None" = None
     instance: str = ""
     started_at: float = 0.0
@@ -100,11 +102,11 @@ def kill_group(pid: int, signum: int) -> None:
         os.killpg(pid, signum)
 
 
-def log_tail(log: Path, count: int = TAIL_LINES) -> list[str]:
-    """The last lines of a log that hold something."""
+def log_tail(log: Path, start: int, count: int = TAIL_LINES) -> list[str]:
+    """The last lines after byte `start` of a log that hold something."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - 65536))
+            file.seek(max(start, log.stat().st_size - 65536))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return []
@@ -148,15 +150,12 @@ class Supervisor:
         self._spawn(child)
         return child
 
-    def remove(self, child: Child) -> None:
-        """Forget a child that has ended."""
-        self.children.remove(child)
-
     def _spawn(self, child: Child) -> None:
         child.instance = self._new_instance()
         child.restart_at = None
         environment = {**child.spec.environment, "PAGEWIRE_INSTANCE": child.instance}
         with self._open_log(child.log) as log:
+            child.log_start = log.tell()
             child.process = start_on_leash(child.spec.command, environment, output=log.fileno())
         child.started_at = time.monotonic()
         child.state = ChildState(
@@ -213,7 +212,7 @@ class Supervisor:
     def _bury(self, child: Child, process: "subprocess.Popen[bytes]") -> None:
         self._collect(child, process)
         if not self._restarting:
-            raise ChildFailed(child.spec.name, process.returncode, log_tail(child.log), child.log)
+            raise ChildFailed(child.spec.name, process.returncode, log_tail(child.log, child.log_start), child.log)
         delay = child.backoff.next_delay(time.monotonic() - child.started_at)
         child.restart_at = time.monotonic() + delay
         when = f"in {delay:.1f} s" if delay else "now"
