@@ -7,10 +7,10 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
-import httpx
-
+from services.cli.load_client import Answer, BrokenAnswer, post_json
 from services.cli.sse import DONE, Event, SseParser
 from services.cli.words import random_prompt, random_token_ids
 
@@ -94,43 +94,41 @@ def _body(load: Load, prompt: Any) -> dict[str, Any]:
 
 async def run_load(load: Load) -> Report:
     """Send the load and measure it."""
-    bodies = iter(make_bodies(load))
+    bodies = iter([json.dumps(body).encode() for body in make_bodies(load)])
     samples: list[Sample] = []
-    headers = {"Authorization": f"Bearer {load.api_key}"} if load.api_key else {}
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=load.concurrency)
     started = time.perf_counter()
-    async with httpx.AsyncClient(base_url=load.url, timeout=load.timeout_s, headers=headers, limits=limits) as client:
 
-        async def send_until_empty() -> None:
-            for body in bodies:
-                samples.append(await _send(client, body))
+    async def send_until_empty() -> None:
+        for body in bodies:
+            samples.append(await _send(load, body))
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(load.concurrency, load.num_requests)):
-                group.create_task(send_until_empty())
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(load.concurrency, load.num_requests)):
+            group.create_task(send_until_empty())
     return summarize(load, samples, time.perf_counter() - started)
 
 
-async def _send(client: httpx.AsyncClient, body: dict[str, Any]) -> Sample:
+async def _send(load: Load, body: bytes) -> Sample:
     sample = Sample(started=time.perf_counter())
+    headers = {"Authorization": f"Bearer {load.api_key}"} if load.api_key else {}
     try:
-        async with client.stream("POST", "/v1/completions", json=body) as response:
-            if response.status_code != httpx.codes.OK:
-                sample.error = f"HTTP {response.status_code}: {_error_message(await response.aread())}"
-                return sample
-            await _read_stream(response, sample)
-    except httpx.HTTPError as error:
+        async with asyncio.timeout(load.timeout_s), post_json(load.url, "/v1/completions", body, headers) as answer:
+            if answer.status != HTTPStatus.OK:
+                sample.error = f"HTTP {answer.status}: {_error_message(await answer.read())}"
+            else:
+                await _read_stream(answer, sample)
+    except (BrokenAnswer, TimeoutError) as error:
         sample.error = f"{type(error).__name__}: {error}"
     if not sample.error and not sample.done:
         sample.error = "stream ended without [DONE]"
     return sample
 
 
-async def _read_stream(response: httpx.Response, sample: Sample) -> None:
+async def _read_stream(answer: Answer, sample: Sample) -> None:
     parser = SseParser()
-    async for chunk in response.aiter_raw():
+    async for piece in answer.pieces():
         now = time.perf_counter()
-        for event in parser.feed(chunk):
+        for event in parser.feed(piece):
             _record(event, now, sample)
 
 
