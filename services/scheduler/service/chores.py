@@ -1,0 +1,58 @@
+"""What the leader does at intervals, never per step: each when it is due."""
+
+from collections.abc import Callable
+
+import redis
+
+from services.scheduler.core.scheduler import SchedulerCore
+from shared.keys import Keys
+from shared.messages import PoolStats, encode
+
+
+class Every:
+    """Something that is due at intervals."""
+
+    def __init__(self, interval_s: float, clock: Callable[[], float]) -> None:
+        self._interval_s = interval_s
+        self._clock = clock
+        self._next = clock()
+
+    def is_due(self) -> bool:
+        return self._clock() >= self._next
+
+    def done(self) -> None:
+        """Not again before the interval has passed."""
+        self._next = self._clock() + self._interval_s
+
+    def hurry(self) -> None:
+        """Due now."""
+        self._next = self._clock()
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until it is due."""
+        return max(0.0, self._next - self._clock())
+
+
+def pool_stats(core: SchedulerCore, *, epoch: int, tick: int, num_poisoned: int) -> PoolStats:
+    """The core's gauges as peers see them."""
+    stats = core.stats()
+    return PoolStats(
+        epoch=epoch,
+        tick=tick,
+        num_requests_running=stats.num_running,
+        num_requests_waiting=stats.num_waiting,
+        num_blocks=stats.num_blocks,
+        num_free_blocks=stats.num_free_blocks,
+        num_cached_blocks=stats.num_cached_blocks,
+        num_preemptions=stats.num_preemptions,
+        num_workers=stats.num_workers,
+        num_plans=stats.num_plans,
+        num_ignored_messages=stats.num_ignored_messages + num_poisoned,
+        finished=stats.finished,
+    )
+
+
+def publish_stats(client: redis.Redis, keys: Keys, stats: PoolStats, *, ttl_s: float) -> None:
+    """Refresh the pool's gauges; they lapse with the leader."""
+    client.set(keys.stats, encode(stats), px=int(ttl_s * 1000))

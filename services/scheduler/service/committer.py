@@ -1,0 +1,56 @@
+"""What a tick writes: one atomic commit per tick, all commits of a turn in one pipeline."""
+
+from collections.abc import Sequence
+
+import redis
+
+from services.scheduler.core.ticks import TickOutcome
+from shared.errors import Fenced
+from shared.keys import Keys
+from shared.messages import Tick, TickEntry, encode
+from shared.records import final_fields
+from shared.scripts import AppendStatus, Operation, SetFields, TickCommit, XAdd, commit_ticks
+
+
+def tick_operations(keys: Keys, tick: Tick, outcome: TickOutcome, *, record_ttl_s: int) -> list[Operation]:
+    """Everything that `tick` led to: the plan that carries it or its own entry, request events, final records."""
+    operations: list[Operation] = []
+    planned = outcome.plan
+    if planned is None or outcome.events:
+        entry = TickEntry(tick=tick if planned is None else None, events=outcome.events)
+        operations.append(XAdd(keys.steps, encode(entry)))
+    if planned is not None:
+        stream = keys.plans(planned.worker, planned.incarnation)
+        operations.append(XAdd(stream, encode(planned.plan), f"{planned.plan.plan_id}-0"))
+    for ended in outcome.finished:
+        fields = final_fields(ended.output, tick.log_id, ended.final)
+        operations.append(SetFields(keys.request(ended.request_id), fields, record_ttl_s))
+    return operations
+
+
+class Committer:
+    """Commits ticks under one epoch. A commit whose outcome is unknown stays pending and is repeated until answered."""
+
+    def __init__(self, client: redis.Redis, keys: Keys, *, epoch: int) -> None:
+        self._client = client
+        self._keys = keys
+        self._epoch = epoch
+        self._pending: list[TickCommit] = []
+
+    def add(self, tick: int, operations: Sequence[Operation]) -> None:
+        """Commit `tick` at the next `flush`."""
+        self._pending.append(TickCommit(self._epoch, tick, tuple(operations)))
+
+    def flush(self) -> None:
+        """Commit what is pending, in order.
+
+        Raises:
+            Fenced: another leader commits; nothing of this one counts any more.
+            RedisFailure: the outcome is unknown; call again.
+        """
+        if not self._pending:
+            return
+        statuses = commit_ticks(self._client, self._keys, self._pending)
+        if AppendStatus.STALE in statuses:
+            raise Fenced(f"epoch {self._epoch} is stale")
+        self._pending.clear()

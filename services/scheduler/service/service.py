@@ -1,0 +1,222 @@
+"""A scheduler process: wait for leadership, take over where the last leader stopped, lead, and again."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.snapshot import UnusableSnapshot
+from services.scheduler.service import logs
+from services.scheduler.service.cold_start import fence_all, rebuild
+from services.scheduler.service.committer import Committer
+from services.scheduler.service.inbox import Inbox
+from services.scheduler.service.leader import MAX_BLOCK_S, Leader, LeaderParts
+from services.scheduler.service.leadership import Leadership
+from services.scheduler.service.position import Position, Snapshot, decode_snapshot
+from services.scheduler.service.queue_counts import LimitsWriter, queue_base
+from services.scheduler.service.replay import ReplayFailed, plan_streams, replay
+from services.scheduler.service.trimmer import Incarnation
+from services.scheduler.service.workers import SERVICE as WORKER_SERVICE
+from services.scheduler.service.workers import Requirements, WorkerDirectory
+from services.scheduler.settings import Settings
+from shared.errors import Fenced, ProtocolError
+from shared.keys import Keys
+from shared.leases import read_members
+from shared.messages import IntakeMessage, Lease, WorkerState
+from shared.redis_client import RedisFailure, connect, connect_blocking
+from shared.scripts import FenceState, read_fence
+
+ACQUIRE_INTERVAL_S = 0.25
+BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What a new leader starts with."""
+
+    position: Position
+    backlog: list[IntakeMessage]
+    ended_holders: list[str]
+
+
+class SchedulerService:
+    """Composes a leader from Redis, settings and clocks."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        lease: Lease,
+        *,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._keys = Keys(settings.pool)
+        self._wall = wall
+        self._clock = clock
+        self._client = connect(settings.redis_url)
+        self._reader = connect_blocking(settings.redis_url, block_s=MAX_BLOCK_S)
+        self._leadership = Leadership(settings.redis_url, self._keys, lease, ttl_s=settings.lease_ttl_s)
+
+    def run(self, stop: threading.Event, on_leading: Callable[[bool], None] = lambda leading: None) -> None:
+        """Serve until `stop` is set: as the leader if the lease is free, else waiting for it."""
+        while not stop.is_set():
+            try:
+                leader = self.take_over(stop)
+                if leader is not None:
+                    on_leading(True)
+                    self._lead(leader, stop)
+            except Fenced as error:
+                logs.warning("leadership_lost", epoch=self._leadership.epoch, reason=str(error))
+            except RedisFailure as error:
+                logs.warning("redis_unavailable", error=str(error))
+                stop.wait(BACKOFF_S[-1])
+            finally:
+                on_leading(False)
+                self._leadership.resign()
+
+    def close(self) -> None:
+        """Drop leadership without giving the lease back, and all connections."""
+        self._leadership.close()
+        self._client.close()
+        self._reader.close()
+
+    # ------------------------------------------------------------ leading
+
+    def take_over(self, stop: threading.Event) -> Leader | None:
+        """A leader under a fresh epoch; None if `stop` was set first.
+
+        Raises:
+            Fenced: another instance took over meanwhile.
+            RedisFailure: Redis did not answer.
+        """
+        while not self._leadership.try_acquire():
+            if stop.wait(ACQUIRE_INTERVAL_S):
+                return None
+        logs.info("leading", epoch=self._leadership.epoch)
+        snapshot = self._snapshot()
+        max_model_len = self._max_model_len(snapshot, stop)
+        if max_model_len == 0:
+            return None
+        return self._compose(snapshot, self._config(max_model_len))
+
+    def _lead(self, leader: Leader, stop: threading.Event) -> None:
+        failures = 0
+        while not stop.is_set():
+            try:
+                leader.turn(MAX_BLOCK_S)
+                failures = 0
+            except RedisFailure as error:
+                if failures == 0:
+                    logs.warning("redis_unavailable", error=str(error))
+                stop.wait(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
+                failures += 1
+        try:
+            leader.finish()
+            self._leadership.release()
+            logs.info("resigned", tick=leader.position.tick)
+        except RedisFailure as error:
+            logs.warning("not_saved", error=str(error))
+
+    # ------------------------------------------------------------ taking over
+
+    def _compose(self, snapshot: Snapshot | None, config: SchedulerConfig) -> Leader:
+        client, keys, epoch = self._client, self._keys, self._leadership.epoch
+        start = self._warm(snapshot, config) or self._cold(config)
+        position, lanes = start.position, {w: lane.incarnation for w, lane in start.position.core.lanes.items()}
+        base_requests, base_tokens = queue_base(client, keys, position)
+        parts = LeaderParts(
+            client=client,
+            keys=keys,
+            settings=self._settings,
+            leadership=self._leadership,
+            position=position,
+            inbox=Inbox(self._reader, client, keys, log_id=position.log_id, intake_id=position.intake_id),
+            committer=Committer(client, keys, epoch=epoch),
+            workers=WorkerDirectory(
+                client,
+                keys,
+                epoch=epoch,
+                requirements=Requirements(config.block_size, config.max_model_len, config.max_num_seqs),
+                joined=lanes,
+                ended=start.ended_holders,
+                clock=self._clock,
+            ),
+            limits=LimitsWriter(keys, self._settings, base_requests=base_requests, base_tokens=base_tokens),
+            backlog=start.backlog,
+            old_streams=old_streams(self._fence(), lanes),
+        )
+        return Leader(parts, wall=self._wall, clock=self._clock)
+
+    def _warm(self, snapshot: Snapshot | None, config: SchedulerConfig) -> _Start | None:
+        """From the snapshot, if it and all ticks after it can be derived again."""
+        if snapshot is None:
+            return None
+        try:
+            position = replay(self._client, self._keys, snapshot, config, self._fence())
+        except (ReplayFailed, UnusableSnapshot) as error:
+            logs.warning("snapshot_unusable", reason=str(error))
+            return None
+        return _Start(position, [], [])
+
+    def _cold(self, config: SchedulerConfig) -> _Start:
+        fence = self._fence()
+        holders = fence_all(self._client, self._keys, fence, epoch=fence.epoch)
+        cold = rebuild(self._client, self._keys, config, tick=fence.tick, now=self._wall())
+        return _Start(cold.position, cold.intake, holders)
+
+    def _fence(self) -> FenceState:
+        fence = read_fence(self._client, self._keys)
+        if fence.epoch != self._leadership.epoch:
+            raise Fenced(f"epoch {self._leadership.epoch} is stale")
+        return fence
+
+    def _snapshot(self) -> Snapshot | None:
+        data: Any = self._client.get(self._keys.snapshot)
+        if data is None:
+            return None
+        try:
+            return decode_snapshot(data)
+        except ProtocolError as error:
+            logs.warning("snapshot_unusable", reason=str(error))
+            return None
+
+    def _config(self, max_model_len: int) -> SchedulerConfig:
+        settings = self._settings
+        return SchedulerConfig(
+            max_model_len=max_model_len,
+            block_size=settings.block_size,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            plan_ahead=settings.plan_ahead,
+        )
+
+    def _max_model_len(self, snapshot: Snapshot | None, stop: threading.Event) -> int:
+        """The setting, else what the pool had, else that of the first ready worker. 0 if `stop` was set first."""
+        known = self._settings.max_model_len or (snapshot.max_model_len if snapshot is not None else 0)
+        while not known and not stop.is_set():
+            self._leadership.beat()
+            if self._leadership.lost:
+                raise Fenced("the leader's lease is another instance's")
+            known = _model_len_of_first_worker(read_members(self._client, self._keys))
+            if not known:
+                stop.wait(ACQUIRE_INTERVAL_S)
+        return known
+
+
+def _model_len_of_first_worker(members: Mapping[str, Lease | None]) -> int:
+    for lease in members.values():
+        if lease is not None and lease.service == WORKER_SERVICE and lease.state is WorkerState.READY:
+            return lease.max_model_len
+    return 0
+
+
+def old_streams(fence: FenceState, lanes: Mapping[str, int]) -> list[Incarnation]:
+    """Plan streams that earlier leaders may have left behind: incarnations that are neither current nor in the core."""
+    return [
+        stream
+        for stream in plan_streams(fence, {})
+        if stream.number < fence.workers[stream.worker].incarnation and lanes.get(stream.worker) != stream.number
+    ]

@@ -1,0 +1,103 @@
+"""Trimming: nothing that a reader may still need is cut.
+
+step log      behind the last fold and snapshot, and only what is both older than a minute and more than 64 MB ago
+intake        behind the last snapshot
+plan streams  behind the last snapshot, as far as they are answered; those of ended incarnations are deleted
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import redis
+
+from shared.keys import Keys
+from shared.streams import START, entry_order
+
+MARK_INTERVAL_MS = 500
+"""Resolution of the step log's size over time."""
+
+
+class Incarnation(NamedTuple):
+    """One plan stream."""
+
+    worker: str
+    number: int
+
+
+class Saved(NamedTuple):
+    """What the last committed snapshot covers."""
+
+    log_id: str
+    intake_id: str
+    answered: Mapping[Incarnation, int]
+    """Last answered plan of every live incarnation."""
+    ended: tuple[Incarnation, ...]
+    """Incarnations whose plan streams nobody needs any more."""
+
+
+class Trimmer:
+    """Knows what may go. `run` does it, in one pipeline; approximately, because whole nodes are cheap to cut."""
+
+    def __init__(self, keys: Keys, *, keep_s: float, keep_bytes: int) -> None:
+        self._keys = keys
+        self._keep_ms = int(keep_s * 1000)
+        self._keep_bytes = keep_bytes
+        self._marks: deque[tuple[str, int]] = deque()
+        """(entry id, payload bytes read up to and including it)."""
+        self._num_bytes = 0
+        self._aged = START
+        """The newest entry known to be old enough."""
+        self._saved: Saved | None = None
+        self._folded = START
+        self._ended: dict[Incarnation, None] = {}
+
+    def on_read(self, log_id: str, num_bytes: int) -> None:
+        """The step log was read up to `log_id`, `num_bytes` more than before."""
+        self._num_bytes += num_bytes
+        if not self._marks or entry_order(log_id)[0] >= entry_order(self._marks[-1][0])[0] + MARK_INTERVAL_MS:
+            self._marks.append((log_id, self._num_bytes))
+
+    def on_saved(self, saved: Saved) -> None:
+        """A snapshot was committed."""
+        self._saved = saved
+        self._ended.update(dict.fromkeys(saved.ended))
+
+    def on_folded(self, log_id: str) -> None:
+        """Every live record holds its output up to `log_id`."""
+        self._folded = log_id
+
+    def run(self, client: redis.Redis) -> None:
+        """Cut what may go.
+
+        Raises:
+            RedisFailure: Redis did not answer; nothing is lost by that.
+        """
+        saved = self._saved
+        if saved is None:
+            return
+        with client.pipeline(transaction=False) as pipe:
+            cut = self._log_cut(saved)
+            if cut != START:
+                pipe.xtrim(self._keys.steps, minid=cut, approximate=True)
+            if saved.intake_id != START:
+                pipe.xtrim(self._keys.intake, minid=saved.intake_id, approximate=True)
+            for (worker, number), answered in saved.answered.items():
+                pipe.xtrim(self._keys.plans(worker, number), minid=f"{answered}-0", approximate=True)
+            ended = list(self._ended)
+            if ended:
+                pipe.unlink(*(self._keys.plans(worker, number) for worker, number in ended))
+            pipe.execute()
+        for incarnation in ended:
+            del self._ended[incarnation]
+
+    def _log_cut(self, saved: Saved) -> str:
+        """The oldest entry of the step log to keep."""
+        while self._marks and self._is_old(self._marks[0]):
+            self._aged = self._marks.popleft()[0]
+        return min(self._aged, saved.log_id, self._folded, key=entry_order)
+
+    def _is_old(self, mark: tuple[str, int]) -> bool:
+        log_id, num_bytes = mark
+        newest = entry_order(self._marks[-1][0])[0]
+        return newest - entry_order(log_id)[0] >= self._keep_ms and self._num_bytes - num_bytes >= self._keep_bytes

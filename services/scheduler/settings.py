@@ -1,0 +1,46 @@
+"""Every setting of the scheduler. Read once, in `__main__`, and passed down."""
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Environment variables `PAGEWIRE_<NAME>`. The first block must equal what the workers were started with."""
+
+    model_config = SettingsConfigDict(env_prefix="PAGEWIRE_", extra="ignore")
+
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    pool: str = "default"
+    block_size: int = Field(16, ge=1, le=1024)
+    """Tokens per KV block."""
+    max_num_seqs: int = Field(64, ge=1, le=4096)
+    """Rows of a worker's batch."""
+    max_num_batched_tokens: int = Field(512, ge=1)
+    """Token budget of one step: decode rows plus prefill chunks."""
+    max_model_len: int = Field(0, ge=0)
+    """Longest prompt plus output, in tokens; 0: that of the first worker."""
+    plan_ahead: int = Field(2, ge=1, le=2)
+    """Plans in flight per worker."""
+
+    max_queued_requests: int = Field(4096, ge=0)
+    """Queue cap; further requests get 429. 0 = no cap."""
+    max_queued_tokens: int = Field(0, ge=0)
+    """Queue cap in prompt tokens. 0 = no cap."""
+    record_ttl_s: int = Field(3600, ge=1)
+    """How long the record of an ended request stays readable."""
+
+    lease_ttl_s: float = Field(2.0, ge=0.2)
+    snapshot_interval_s: float = Field(0.8, gt=0, le=10)
+    fold_interval_s: float = Field(5.0, gt=0, le=60)
+    log_keep_s: float = Field(60.0, ge=0)
+    """The step log keeps at least this much time …"""
+    log_keep_bytes: int = Field(64 * 1024 * 1024, ge=0)
+    """… and at least this much payload, before it is trimmed."""
+
+    name: str = "scheduler-0"
+    """Stable name of this seat."""
+    instance: str = ""
+    """Unique per process start; the supervisor gives it, else it is chosen."""
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(str.lower)] = "info"
