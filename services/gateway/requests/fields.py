@@ -1,7 +1,7 @@
 """The types of body fields that are more than a number. Counts are checked before contents, contents before meaning."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, PlainValidator
 
@@ -18,12 +18,12 @@ Prompt = str | TokenPrompt
 _TOKEN_KEY = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 
 
-def well_formed(text: str) -> str:
+def well_formed(text: str, *, at: str = "") -> str:
     """Text as it came: nothing is normalised. Lone surrogates have no UTF-8 form and are refused."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise problem("ill-formed Unicode (a lone surrogate)") from None
+        raise problem("ill-formed Unicode (a lone surrogate)", at=at) from None
     return text
 
 
@@ -94,7 +94,7 @@ def _text_prompt(value: Any, at: str) -> str:
         raise problem("all prompts must be of the same form", at=at)
     if not value:
         raise problem("must not be empty", at=at)
-    return well_formed(value)
+    return well_formed(value, at=at)
 
 
 def _token_prompt(value: Any, at: str) -> TokenPrompt:
@@ -131,12 +131,18 @@ def _part_text(part: Any, at: str) -> str:
         raise problem("unknown field", at=f"{at}.{unknown[0]}")
     if not isinstance(part.get("text"), str):
         raise problem("must be a string", at=f"{at}.text")
-    return well_formed(part["text"])
+    return well_formed(part["text"], at=f"{at}.text")
 
 
 Text = Annotated[str, AfterValidator(well_formed)]
-StopStrings = Annotated[tuple[str, ...], PlainValidator(parse_stop)]
-StopTokenIds = Annotated[tuple[int, ...], PlainValidator(parse_stop_token_ids)]
-LogitBias = Annotated[tuple[tuple[int, float], ...], PlainValidator(parse_logit_bias)]
-Prompts = Annotated[list[Prompt], PlainValidator(parse_prompts)]
-Content = Annotated[str, PlainValidator(parse_content)]
+StopStrings = Annotated[tuple[str, ...], PlainValidator(parse_stop, json_schema_input_type=str | list[str] | None)]
+StopTokenIds = Annotated[tuple[int, ...], PlainValidator(parse_stop_token_ids, json_schema_input_type=list[int] | None)]
+LogitBias = Annotated[
+    tuple[tuple[int, float], ...], PlainValidator(parse_logit_bias, json_schema_input_type=dict[str, float] | None)
+]
+Prompts = Annotated[
+    list[Prompt], PlainValidator(parse_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]])
+]
+Content = Annotated[
+    str, PlainValidator(parse_content, json_schema_input_type=str | list[dict[Literal["type", "text"], str]])
+]

@@ -102,8 +102,21 @@ class Mapped:
         return ()
 
 
+def strip(text: str, content: str, start: int, stop: int) -> str:
+    """`text` without up to `start` characters `content` at its beginning and up to `stop` at its end."""
+    text = text[_run_length(text, content, start) :]
+    return text[: len(text) - _run_length(text[::-1], content, stop)]
+
+
+def _run_length(text: str, content: str, limit: int) -> int:
+    count = 0
+    while count < min(limit, len(text)) and text[count] == content:
+        count += 1
+    return count
+
+
 class FusedStrip:
-    """Strip after Fuse: up to `start` characters `content` at the very beginning, up to `stop` at the very end."""
+    """Strip after Fuse: `strip` of the whole text. What could be stripped from the end is held."""
 
     def __init__(self, content: str, start: int, stop: int) -> None:
         self._content = content
@@ -112,8 +125,11 @@ class FusedStrip:
         self._held = ""
 
     def push(self, piece: Piece) -> Sequence[Piece]:
-        text = self._held + self._strip_start(text_of(piece))
-        kept = len(text) - self._trailing(text)
+        text = text_of(piece)
+        if text and self._start:
+            text = self._strip_start(text)
+        text = self._held + text
+        kept = len(text) - _run_length(text[::-1], self._content, self._stop) if self._stop else len(text)
         self._held = text[kept:]
         return (text[:kept],) if kept else ()
 
@@ -121,19 +137,9 @@ class FusedStrip:
         return ()  # what is held is what is stripped
 
     def _strip_start(self, text: str) -> str:
-        while self._start and text:
-            if text[0] != self._content:
-                self._start = 0
-                break
-            text = text[1:]
-            self._start -= 1
-        return text
-
-    def _trailing(self, text: str) -> int:
-        count = 0
-        while count < min(self._stop, len(text)) and text[-1 - count] == self._content:
-            count += 1
-        return count
+        count = _run_length(text, self._content, self._start)
+        self._start = 0 if count < len(text) else self._start - count
+        return text[count:]
 
 
 class MetaspaceWords:

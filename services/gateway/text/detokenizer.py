@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tokenizers
@@ -25,6 +26,7 @@ from services.gateway.text.decoder_stages import (
     SuffixedWords,
     Utf8Bytes,
     WordPieces,
+    strip,
 )
 from shared.errors import ConfigError
 
@@ -189,13 +191,11 @@ def _fused_factory(spec: dict[str, Any]) -> StageFactory:
 
 
 def _map_of(spec: dict[str, Any]) -> Callable[[str], str]:
-    """A decoder that treats each piece alone, done by the library itself."""
-    decoder: Any
-    if spec["type"] == "Strip":
-        decoder = decoders.Strip(content=spec["content"], left=spec["start"], right=spec["stop"])
-    else:
-        (kind, pattern), *_ = spec["pattern"].items()
-        decoder = decoders.Replace(tokenizers.Regex(pattern) if kind == "Regex" else pattern, spec["content"])
+    """A decoder that treats each piece alone."""
+    if spec["type"] == "Strip":  # the library's own panics on pieces shorter than what it may strip
+        return partial(strip, content=spec["content"], start=spec["start"], stop=spec["stop"])
+    (kind, pattern), *_ = spec["pattern"].items()
+    decoder = decoders.Replace(tokenizers.Regex(pattern) if kind == "Regex" else pattern, spec["content"])
     return lambda piece: decoder.decode([piece])
 
 
