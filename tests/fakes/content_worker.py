@@ -1,10 +1,12 @@
 """A worker without a model that notices every misplaced block.
 
-It carries out plans as infra/protocol.md says, on a paged memory that holds token ids in the place of KV. The next token of a row
-is a checksum over its whole context, *read through its block table*: one wrong, shared or overwritten block changes the text.
+It carries out plans as infra/protocol.md says, on a paged memory that holds token ids in the place of KV. The next token
+of a row is a checksum over its whole context, *read through its block table*: one wrong, shared or overwritten block
+changes the text.
 
-It is as asynchronous as a worker on a GPU: plans that lay in its inbox when a row ended have been launched with that row, so they
-still write through its block table (poison, here). A scheduler that hands such blocks out too early corrupts somebody's text.
+It is as asynchronous as a worker on a GPU: plans that lay in its inbox when a row ended have been launched with that row,
+so they still write through its block table (poison, here). A scheduler that hands such blocks out too early corrupts
+somebody's text.
 """
 
 import zlib
@@ -140,7 +142,7 @@ class ContentWorker:
             holder.blocks.append(block_id)
 
     def _overwrite_ended(self, plan_id: int) -> None:
-        """What a pass that was launched before the ending was known writes: one token further, through the old table."""
+        """What a pass that was launched before the ending was known writes, through the old table."""
         for number, row in list(self.ended_rows.items()):
             if plan_id > row.last_launched:
                 del self.ended_rows[number]

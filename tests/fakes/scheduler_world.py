@@ -1,7 +1,7 @@
 """The scheduler core in a small world of content workers, readers and a step log, in which everything may go wrong.
 
-The world judges the core by what crosses the wire (plans, results, events), with its own book-keeping; the core's internals are
-checked by `check_integrity`. Every operation is deterministic: the same calls give the same `digest`.
+The world judges the core by what crosses the wire (plans, results, events), with its own book-keeping; the core's
+internals are checked by `check_integrity`. Everything is deterministic: the same calls give the same `digest`.
 """
 
 import hashlib
@@ -54,12 +54,13 @@ class Reader:
 
     tokens: list[int] = field(default_factory=list)
     terminal: RequestEvent | None = None
-    stop_at: int | None = None
+    stops: list[int] = field(default_factory=list)
+    """Where stop strings completed."""
 
 
 @dataclass(slots=True)
 class ShadowRow:
-    """What the plans say of one row. `last_holding` is set when it left: the last plan made while it held its blocks."""
+    """One row by its plans. `last_holding` is set when it left: the last plan made while it held its blocks."""
 
     request_id: str
     blocks: list[int] = field(default_factory=list)
@@ -108,7 +109,6 @@ class World:
         self.snapshot = take_snapshot(self.core)
         self.num_ticks = 0
         self.num_expected_ignored = 0
-        self.waiting_order: list[str] = []
         self.num_preempted = 0
         self._digest = hashlib.sha256()
 
@@ -126,7 +126,7 @@ class World:
     def stop(self, request_id: str, num_output_tokens: int) -> None:
         reader = self.readers.get(request_id)
         if reader is not None and reader.terminal is None:
-            reader.stop_at = num_output_tokens
+            reader.stops.append(num_output_tokens)
         self.pending_intake.append(Stop(request_id, num_output_tokens))
 
     def send(self, message: IntakeMessage) -> None:
@@ -137,7 +137,7 @@ class World:
         self.fence(name)
         incarnation = self.incarnations.get(name, 0) + 1
         self.incarnations[name] = incarnation
-        self.pending_log.append(WorkerFenced(name, incarnation - 1, "replaced"))
+        self.publish(WorkerFenced(name, incarnation - 1, "replaced"))
         self.workers[name] = ContentWorker(
             name,
             incarnation,
@@ -154,7 +154,7 @@ class World:
         worker = self.workers.pop(name, None)
         if worker is not None:
             self.dead.append(worker)
-            self.pending_log.append(WorkerFenced(name, worker.incarnation, "killed"))
+            self.publish(WorkerFenced(name, worker.incarnation, "killed"))
 
     def drain(self, name: str) -> None:
         if name in self.workers:
@@ -200,16 +200,12 @@ class World:
     def tick(self) -> bool:
         """One tick. False if it decided nothing."""
         self.num_ticks += 1
-        fenced = [message for message in self.pending_log if isinstance(message, WorkerFenced)]
         log, self.pending_log = self.pending_log, []
         intake, self.pending_intake = self.pending_intake, []
         events, self.pending_events = self.pending_events, []
         number = self.num_ticks
         tick = Tick(number, f"{number}-0", f"{number}-0", number / 1000, tuple(events))
         running = self._running_by_worker()
-        for message in fenced:
-            for worker in [worker for worker in self.dead if worker.name == message.worker]:
-                running.pop((worker.name, worker.incarnation), None)
         before = take_snapshot(self.core) if not (log or intake or events) else b""
         outcome = apply_tick(self.core, tick, log, intake, self.records)
         self.ticks.append(RecordedTick(tick, log, intake, _outcome_bytes(outcome)))
@@ -226,7 +222,7 @@ class World:
         self.ticks.clear()
 
     def restart(self) -> None:
-        """The leader dies: a new one restores the snapshot and applies the ticks since, which must give the same plans."""
+        """The leader dies: a new one restores the snapshot and applies the ticks since, which give the same plans."""
         needed = {request_id: self.records[request_id] for request_id in snapshot_request_ids(self.snapshot)}
         core = restore(self.snapshot, self.config, needed)
         core.check_integrity()
@@ -240,10 +236,9 @@ class World:
         """Let everything that was submitted come to its end, by fair weather."""
         for _ in range(max_turns):
             self.turn()
-            if not any([self.step(name) for name in list(self.workers)]):
-                self.turn()
-                if not any(worker.inbox for worker in self.workers.values()):
-                    return
+            num_steps = sum(self.step(name) for name in list(self.workers))
+            if not (num_steps or self.pending_log or self.pending_intake or self.pending_events):
+                return
         raise AssertionError("no end: livelock")
 
     @property
@@ -284,8 +279,10 @@ class World:
         if outcome.events:
             self.log.append(entry)
             self._read(entry)
+        ended = {event.request_id for event in outcome.events if event.kind is EventKind.FINISHED}
+        still_running = {key: [id for id in ids if id not in ended] for key, ids in running.items()}
         for event in outcome.events:
-            self._judge_event(event, running)
+            self._judge_event(event, {key: ids for key, ids in still_running.items() if ids})
         self._judge_finals(outcome)
         if outcome.plan is not None:
             self._judge_admissions(outcome.plan.plan, outcome.plan.worker)
@@ -295,14 +292,13 @@ class World:
         if event.kind is EventKind.PREEMPTED:
             self.num_preempted += 1
             assert event.num_output_tokens == len(self.readers[event.request_id].tokens)
-            older = [ids for ids in running.values() if event.request_id in ids[1:]]
-            assert older or not any(event.request_id in ids for ids in running.values()), "the oldest was preempted"
+            assert any(event.request_id in others for _, *others in running.values()), "the oldest was preempted"
             return
         reader = self.readers[event.request_id]
         reference, ending = reference_output(self.records[event.request_id])
         told = reader.tokens[: event.num_output_tokens]
         assert len(told) == event.num_output_tokens and told == reference[: len(told)], "not the text it would have had"
-        if event.reason in (FinishReason.LENGTH, FinishReason.STOP) and event.num_output_tokens != reader.stop_at:
+        if event.reason in (FinishReason.LENGTH, FinishReason.STOP) and event.num_output_tokens not in reader.stops:
             assert told == reference, "ended early"
             assert (event.reason == FinishReason.LENGTH) == (ending.name == "LENGTH")
 
@@ -337,8 +333,8 @@ class World:
     def _shadow_plan(self, name: str, incarnation: int, plan: StepPlan) -> None:
         shadow = self.shadows[name]
         if incarnation == self.incarnations[name] and name in self.workers:
-            self.workers[name].inbox.append(msg := plan)
-            assert msg.plan_id == shadow.planned + 1
+            self.workers[name].inbox.append(plan)
+            assert plan.plan_id == shadow.planned + 1
         for row in plan.dropped:
             dropped = shadow.rows.pop(row, None)
             if dropped is not None:

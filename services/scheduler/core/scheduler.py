@@ -41,6 +41,9 @@ NO_TICK = Tick(number=0, intake_id="0-0", log_id="0-0", now=0.0)
 PATIENCE = 4
 """Plans per worker that may leave the first waiting request to a less loaded worker. (It may be hung.)"""
 
+MAX_REMEMBERED_ENDS = 256
+"""Ended requests whose id is remembered, so that a doubled `Submit` is not taken for a new one."""
+
 FINISH_REASONS = {
     EndReason.EOS: FinishReason.STOP,
     EndReason.STOP_TOKEN: FinishReason.STOP,
@@ -86,6 +89,8 @@ class SchedulerCore:
         self.known_workers: dict[str, KnownWorker] = {}
         self.counters = Counters()
         self.finished_by_reason = dict.fromkeys(FinishReason, 0)
+        self.ended_ids: dict[str, None] = {}
+        """The last ones, oldest first."""
         self.num_arrivals = 0
         self.num_joins = 0
         self.times_passed_over = 0
@@ -101,9 +106,9 @@ class SchedulerCore:
     ) -> None:
         """Queue a request. After a cold start: `output` is what it had committed, `end_reason` how a worker ended it.
 
-        A request that can never fit ends at once as rejected. An id that is live is ignored and counted.
+        A request that can never fit ends at once as rejected. An id that is live, or ended lately, is ignored and counted.
         """
-        if submission.request_id in self.requests:
+        if submission.request_id in self.requests or submission.request_id in self.ended_ids:
             self.counters.ignored += 1
             return
         request = Request(submission, arrival=self.num_arrivals)
@@ -128,7 +133,8 @@ class SchedulerCore:
         """End a request after `num_output_tokens` tokens, now or when that many are committed."""
         request = self._live(request_id)
         if request is not None:
-            request.stop_at = max(0, num_output_tokens)
+            earlier = request.stop_at
+            request.stop_at = num_output_tokens if earlier is None else min(earlier, num_output_tokens)
             self._awaiting_stop[request_id] = request
             self._stop_if_due(request)
 
@@ -322,10 +328,16 @@ class SchedulerCore:
         request.apply(Signal.FINISH)
         del self.requests[request.request_id]
         self._awaiting_stop.pop(request.request_id, None)
+        self._remember_end(request.request_id)
         self.finished_by_reason[reason] += 1
         final = Final(reason, num_output_tokens, int(end_reason), message)
         self._finished.append(Finished(request.request_id, final, pack_int32(request.output[:num_output_tokens])))
         self._emit(request, EventKind.FINISHED, num_output_tokens, reason, message)
+
+    def _remember_end(self, request_id: str) -> None:
+        self.ended_ids[request_id] = None
+        if len(self.ended_ids) > MAX_REMEMBERED_ENDS:
+            del self.ended_ids[next(iter(self.ended_ids))]
 
     def _stop_if_due(self, request: Request) -> None:
         assert request.stop_at is not None

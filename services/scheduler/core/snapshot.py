@@ -80,6 +80,7 @@ class _Snapshot(_Struct, frozen=True):
     counters: tuple[int, ...]
     finished: list[int]
     """By reason, in the order of `FinishReason`."""
+    ended_ids: list[str]
     num_arrivals: int
     num_joins: int
     times_passed_over: int
@@ -101,6 +102,7 @@ def take_snapshot(core: SchedulerCore) -> bytes:
             known_workers=[(name, known.fenced, known.num_blocks) for name, known in core.known_workers.items()],
             counters=astuple(core.counters),
             finished=[core.finished_by_reason[reason] for reason in FinishReason],
+            ended_ids=list(core.ended_ids),
             num_arrivals=core.num_arrivals,
             num_joins=core.num_joins,
             times_passed_over=core.times_passed_over,
@@ -139,6 +141,7 @@ def restore(
     core.known_workers = {name: KnownWorker(fenced, num_blocks) for name, fenced, num_blocks in saved.known_workers}
     core.counters = Counters(*saved.counters)
     core.finished_by_reason = dict(zip(FinishReason, saved.finished, strict=True))
+    core.ended_ids = dict.fromkeys(saved.ended_ids)
     core.num_arrivals = saved.num_arrivals
     core.num_joins = saved.num_joins
     core.times_passed_over = saved.times_passed_over

@@ -1,0 +1,163 @@
+"""The scheduler core against random worlds: what it decides is judged on the wire, and by the text that comes out."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from services.scheduler.core.config import SchedulerConfig
+from shared.messages import FinishReason, ProcessDied, Stop, Submit
+from tests.fakes.scheduler_world import World, make_submission
+
+MAX_MODEL_LEN = 40
+WORKERS = ("w0", "w1", "w2")
+NUM_EXAMPLES = 500
+
+
+@dataclass(frozen=True)
+class Action:
+    """Something that happens; `a` and `b` say to whom and how much."""
+
+    name: str
+    a: int
+    b: int
+
+
+# Names repeat by how often they should happen.
+NAMES = (
+    ["submit"] * 6
+    + ["step"] * 8
+    + ["turn"] * 8
+    + ["run"] * 8
+    + ["abort", "abort", "stop", "stop", "join", "fence", "drain", "again", "grave", "stray", "save", "restart"]
+)
+byte = st.integers(0, 255)
+actions = st.lists(st.builds(Action, st.sampled_from(NAMES), byte, byte), min_size=40, max_size=120)
+configs = st.builds(
+    SchedulerConfig,
+    max_model_len=st.just(MAX_MODEL_LEN),
+    block_size=st.integers(1, 5),
+    max_num_seqs=st.integers(1, 5),
+    max_num_batched_tokens=st.integers(1, 12),
+    plan_ahead=st.sampled_from([1, 2, 2]),
+    admission_room=st.integers(0, 4),
+)
+
+
+class Play:
+    """Carries out actions on a world."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.world = World(config)
+        self.seen: Counter[str] = Counter()
+
+    def act(self, action: Action) -> None:
+        getattr(self, action.name)(action.a, action.b)
+
+    def submit(self, a: int, b: int) -> None:
+        number = len(self.world.readers)
+        prompt = [1 + (number + position) % 20 for position in range(1 + a % 16)]
+        self.world.submit(
+            make_submission(
+                f"r{number}",
+                prompt,
+                max_tokens=1 + b % 20,
+                min_tokens=(0, 0, 3)[a % 3],
+                stop_token_ids=((), (), (5, 7))[b % 3],
+                ignore_eos=a % 2 == 0,
+            )
+        )
+
+    def step(self, a: int, b: int) -> None:
+        self.world.step(WORKERS[a % len(WORKERS)])
+
+    def turn(self, a: int, b: int) -> None:
+        self.world.turn()
+
+    def run(self, a: int, b: int) -> None:
+        """Fair weather for a while."""
+        for _ in range(1 + b % 8):
+            self.world.turn()
+            for name in WORKERS[: 1 + a % len(WORKERS)]:
+                self.world.step(name)
+
+    def abort(self, a: int, b: int) -> None:
+        self.world.abort(f"r{a % (len(self.world.readers) + 1)}")
+
+    def stop(self, a: int, b: int) -> None:
+        """Mostly as a gateway does: at a token that it has read. Sometimes at one that is still to come."""
+        request_id = f"r{a % (len(self.world.readers) + 1)}"
+        reader = self.world.readers.get(request_id)
+        num_read = len(reader.tokens) if reader else 0
+        self.world.stop(request_id, max(1, num_read + 2 - b % 6))
+
+    def join(self, a: int, b: int) -> None:
+        """A pool of between one and two requests of the longest kind: it is often full."""
+        longest = self.world.config.blocks_for(MAX_MODEL_LEN)
+        self.world.join(WORKERS[a % len(WORKERS)], longest * (2 + b % 7) // 4)
+
+    def fence(self, a: int, b: int) -> None:
+        self.world.fence(WORKERS[a % len(WORKERS)])
+
+    def drain(self, a: int, b: int) -> None:
+        self.world.drain(WORKERS[a % len(WORKERS)])
+
+    def again(self, a: int, b: int) -> None:
+        self.world.publish_again(-1 - a)
+
+    def grave(self, a: int, b: int) -> None:
+        self.world.publish_from_the_grave(a)
+
+    def stray(self, a: int, b: int) -> None:
+        known = f"r{a % max(1, len(self.world.readers))}"
+        messages = [Stop("nobody", 3), Submit("no-record"), ProcessDied("x"), Submit(known)]
+        self.world.send(messages[b % len(messages)])
+
+    def save(self, a: int, b: int) -> None:
+        self.world.save()
+
+    def restart(self, a: int, b: int) -> None:
+        self.world.restart()
+
+    def finish(self) -> None:
+        """A worker that holds every request joins; everything comes to its end."""
+        config = self.world.config
+        self.world.join("w9", config.blocks_for(MAX_MODEL_LEN))
+        self.world.settle()
+        self.world.judge_idle()
+        self.world.restart()
+        self._count()
+
+    def _count(self) -> None:
+        stats = self.world.core.stats()
+        self.seen["preempted"] += stats.num_preemptions
+        self.seen["requeued"] += stats.num_requeues
+        self.seen["ignored"] += stats.num_ignored_messages
+        for reason, count in stats.finished:
+            self.seen[reason] += count
+
+
+@pytest.mark.slow
+def test_every_text_is_right_whatever_happens() -> None:
+    seen: Counter[str] = Counter()
+
+    @settings(max_examples=max(NUM_EXAMPLES, settings().max_examples), phases=[Phase.explicit, Phase.generate])
+    @given(configs, st.integers(1, 3), byte, actions)
+    def run(config: SchedulerConfig, num_workers: int, capacity: int, script: list[Action]) -> None:
+        play = Play(config)
+        for index in range(num_workers):
+            play.join(index, capacity + 3 * index)
+        for action in script:
+            play.act(action)
+            play.seen[action.name] += 1
+        play.finish()
+        seen.update(play.seen)
+
+    run()
+    for mechanism in ("preempted", "requeued", "ignored", "restart", "fence", "grave", "again", *REASONS):
+        assert seen[mechanism] >= 20, f"{mechanism} hardly happened: {seen}"
+
+
+REASONS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, FinishReason.REJECTED)
