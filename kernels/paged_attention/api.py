@@ -1,0 +1,88 @@
+"""Public entry of attention over the paged KV cache.
+
+Cache layout. One layer's `k_cache` and `v_cache` are views of shape [num_blocks, num_kv_heads, block_size, head_dim].
+The three inner dimensions are contiguous, so that a (block, head) pair is one run of `block_size * head_dim` elements;
+the stride between blocks is free (a multiple of that run) and equal in all layers and in K and V. A token at position p
+of a row lives in block `block_tables[row, p // block_size]` at offset `p % block_size`; its slot is
+`block_id * block_size + offset`. Slots that no token of the row has reached may hold anything, NaN included.
+
+A step's batch is a sequence of rows, each with `query_len >= 1` new tokens at the end of a context of `context_len`
+tokens (the new ones included, their keys and values already written). Decode is `query_len == 1`, a prefill chunk is
+anything longer; both kinds mix freely. Attention is causal:
+
+    position          0 ........ context_len - query_len ........ context_len - 1
+    query token i sees 0 ........ context_len - query_len + i
+
+`prepare` turns the lengths and block tables into index tensors once per step; `paged_attention` runs per layer.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels.checks import require, same_place
+from kernels.paged_attention import reference
+from kernels.paged_attention.reference import AttentionBatch
+
+__all__ = ["AttentionBatch", "paged_attention", "prepare"]
+
+IntArray = npt.NDArray[np.int64]
+
+
+def prepare(
+    query_lens: IntArray, context_lens: IntArray, block_tables: torch.Tensor, k_cache: torch.Tensor
+) -> AttentionBatch:
+    """Index tensors of one step, shared by its layers.
+
+    Args:
+        query_lens: [num_rows], host; new tokens per row, in the order of the flat token batch.
+        context_lens: [num_rows], host; tokens that the last query of the row attends to.
+        block_tables: [num_rows, max_blocks] int32 on the cache's device. Entries past a row's context may hold any
+            valid block id.
+        k_cache: of any layer; only shape, strides and device are read.
+
+    Raises:
+        ValueError: shapes do not fit, a row has no query, or a context exceeds the table.
+    """
+    require(k_cache.dim() == 4 and k_cache[0].is_contiguous(), "prepare: a block of the cache is not contiguous")
+    fits = query_lens.ndim == 1 and query_lens.shape == context_lens.shape
+    require(fits, "prepare: one query and one context length per row")
+    require(block_tables.dim() == 2 and len(block_tables) == len(query_lens), "prepare: one block table per row")
+    if len(query_lens):
+        sound = bool((query_lens >= 1).all() and (query_lens <= context_lens).all())
+        require(sound, "prepare: 1 <= query_len <= context_len")
+        capacity = block_tables.shape[1] * k_cache.shape[2]
+        require(int(context_lens.max()) <= capacity, f"prepare: a context exceeds the table's {capacity} tokens")
+    return reference.prepare(query_lens, context_lens, block_tables, k_cache)
+
+
+def paged_attention(
+    query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: AttentionBatch, *, scale: float
+) -> torch.Tensor:
+    """Attention of one layer.
+
+    Args:
+        query: [num_tokens, num_heads, head_dim], rows in the order given to `prepare`; `num_heads` is a multiple of the
+            cache's heads, and query head h reads KV head `h // (num_heads / num_kv_heads)`.
+        k_cache, v_cache: one layer, laid out as above, the step's keys and values already written.
+        batch: from `prepare`.
+        scale: factor on the scores.
+
+    Returns:
+        [num_tokens, num_heads, head_dim], contiguous.
+
+    Raises:
+        ValueError: shapes, dtypes or devices do not fit.
+    """
+    require(query.dim() == 3, f"paged_attention: query {tuple(query.shape)}")
+    queries = query.shape[0]
+    require(queries == batch.num_tokens, f"paged_attention: {queries} queries, the batch has {batch.num_tokens}")
+    alike = k_cache.shape == v_cache.shape and k_cache.stride() == v_cache.stride()
+    require(alike, "paged_attention: K and V cache differ")
+    num_kv_heads, head_dim = k_cache.shape[1], k_cache.shape[3]
+    require(
+        query.shape[2] == head_dim and query.shape[1] % num_kv_heads == 0,
+        f"paged_attention: query {tuple(query.shape)}, cache {tuple(k_cache.shape)}",
+    )
+    require(same_place(query, k_cache, v_cache), "paged_attention: tensors differ in dtype or device")
+    return reference.paged_attention(query, k_cache, v_cache, batch, scale)

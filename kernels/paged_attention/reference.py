@@ -1,0 +1,187 @@
+"""Paged attention in torch: one gather and two batched products per group of decode rows, one call per prefill chunk.
+
+Decode rows are grouped by the number of blocks of their context, rounded up to the next of 1, 2, 3, 4, 6, 8, 12, 16, …
+So a long row does not make its neighbours read padding, and the shape in which a row is computed depends on nothing but
+its own length.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Rows with one query each and padded contexts of equal length T."""
+
+    tokens: torch.Tensor | None
+    """[B] places in the flat batch; None if the group is the whole batch in order."""
+    runs: torch.Tensor
+    """[B * num_kv_heads * blocks] (block, head) runs to gather, row-major."""
+    unseen: torch.Tensor
+    """[B, 1, 1, T] bool, true past the row's context."""
+    unseen_slots: torch.Tensor
+    """Places in the gathered [B * num_kv_heads * T] slots that are past the row's context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One row with several queries."""
+
+    start: int
+    """Of its queries in the flat batch."""
+    num_queries: int
+    context_len: int
+    runs: torch.Tensor
+    """[num_kv_heads * blocks] (block, head) runs to gather."""
+    seen: torch.Tensor | None
+    """[num_queries, context_len] bool; None if the chunk is its whole context (plain causal)."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """What `prepare` found out about a step."""
+
+    num_tokens: int
+    groups: tuple[DecodeGroup, ...]
+    chunks: tuple[Chunk, ...]
+
+
+def prepare(
+    query_lens: IntArray, context_lens: IntArray, block_tables: torch.Tensor, k_cache: torch.Tensor
+) -> AttentionBatch:
+    """See api.prepare."""
+    starts = np.cumsum(query_lens) - query_lens
+    decode = np.flatnonzero(query_lens == 1)
+    needed = -(-context_lens[decode] // k_cache.shape[2])
+    padded = np.minimum(_round_up(needed), block_tables.shape[1])
+    groups = tuple(
+        _decode_group(decode[padded == width], int(width), starts, context_lens, block_tables, k_cache)
+        for width in np.unique(padded)
+    )
+    chunks = tuple(
+        _chunk(int(row), int(starts[row]), int(query_lens[row]), int(context_lens[row]), block_tables, k_cache)
+        for row in np.flatnonzero(query_lens > 1)
+    )
+    return AttentionBatch(int(query_lens.sum()), groups, chunks)
+
+
+def _round_up(blocks: IntArray) -> IntArray:
+    """Up to the next power of two or 1.5 times a power of two."""
+    power = 2 ** np.ceil(np.log2(np.maximum(blocks, 1))).astype(np.int64)
+    return np.where((blocks <= power * 3 // 4) & (power >= 4), power * 3 // 4, power)
+
+
+def _runs(block_ids: torch.Tensor, k_cache: torch.Tensor) -> torch.Tensor:
+    """Indices of (block, head) runs in `_as_runs`: [B, blocks] -> [B * num_kv_heads * blocks]."""
+    num_kv_heads, block_size, head_dim = k_cache.shape[1:]
+    runs_per_block = k_cache.stride(0) // (block_size * head_dim)
+    heads = torch.arange(num_kv_heads, device=k_cache.device)
+    return (block_ids.long()[:, None, :] * runs_per_block + heads[None, :, None]).reshape(-1)
+
+
+def _as_runs(cache: torch.Tensor) -> torch.Tensor:
+    """The layer's memory as rows of one (block, head) run each. Rows of other layers lie in between."""
+    num_blocks, num_kv_heads, block_size, head_dim = cache.shape
+    run = block_size * head_dim
+    rows = (num_blocks - 1) * (cache.stride(0) // run) + num_kv_heads
+    return cache.as_strided((rows, run), (run, 1))
+
+
+def _decode_group(
+    rows: IntArray,
+    width: int,
+    starts: IntArray,
+    context_lens: IntArray,
+    block_tables: torch.Tensor,
+    k_cache: torch.Tensor,
+) -> DecodeGroup:
+    device, num_kv_heads = k_cache.device, k_cache.shape[1]
+    unseen = np.arange(width * k_cache.shape[2]) >= context_lens[rows, None]
+    slots = np.flatnonzero(np.repeat(unseen[:, None], num_kv_heads, axis=1))
+    whole = len(rows) == len(starts)
+    tables = block_tables if whole else block_tables[torch.from_numpy(rows).to(device)]
+    return DecodeGroup(
+        tokens=None if whole else torch.from_numpy(starts[rows]).to(device),
+        runs=_runs(tables[:, :width], k_cache),
+        unseen=torch.from_numpy(unseen).to(device)[:, None, None],
+        unseen_slots=torch.from_numpy(slots).to(device),
+    )
+
+
+def _chunk(
+    row: int, start: int, num_queries: int, context_len: int, block_tables: torch.Tensor, k_cache: torch.Tensor
+) -> Chunk:
+    blocks = -(-context_len // k_cache.shape[2])
+    seen = None
+    if num_queries < context_len:
+        ones = torch.ones(num_queries, context_len, dtype=torch.bool, device=k_cache.device)
+        seen = ones.tril(context_len - num_queries)
+    return Chunk(start, num_queries, context_len, _runs(block_tables[row : row + 1, :blocks], k_cache), seen)
+
+
+def paged_attention(
+    query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: AttentionBatch, scale: float
+) -> torch.Tensor:
+    """See api.paged_attention."""
+    keys, values = _as_runs(k_cache), _as_runs(v_cache)
+    shape = (k_cache.shape[1], -1, k_cache.shape[3])
+    if len(batch.groups) == 1 and batch.groups[0].tokens is None:
+        return _decode(query, keys, values, batch.groups[0], shape, scale)
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    for group in batch.groups:
+        out[group.tokens] = _decode(query[group.tokens], keys, values, group, shape, scale)
+    for chunk in batch.chunks:
+        span = slice(chunk.start, chunk.start + chunk.num_queries)
+        out[span] = _prefill(query[span], keys, values, chunk, shape, scale)
+    return out
+
+
+def _decode(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    group: DecodeGroup,
+    shape: tuple[int, int, int],
+    scale: float,
+) -> torch.Tensor:
+    """[B, num_heads, head_dim] -> the same; the queries of one KV head are the rows of its products."""
+    num_kv_heads, _, head_dim = shape
+    num_rows, num_heads, _ = query.shape
+    pairs = num_rows * num_kv_heads
+    k = keys.index_select(0, group.runs).view(pairs, -1, head_dim)
+    v = values.index_select(0, group.runs).view(pairs, -1, head_dim)
+    # A probability of zero does not silence a NaN: 0 * NaN = NaN. So unseen values are cleared, not only masked.
+    v.view(-1, head_dim).index_fill_(0, group.unseen_slots, 0.0)
+    q = (query * scale).reshape(pairs, num_heads // num_kv_heads, head_dim)
+    scores = torch.bmm(q, k.transpose(1, 2))
+    scores.view(num_rows, num_kv_heads, -1, scores.shape[-1]).masked_fill_(group.unseen, -torch.inf)
+    weights = torch.softmax(scores, -1, dtype=torch.float32).to(v.dtype)
+    return torch.bmm(weights, v).view(num_rows, num_heads, head_dim)
+
+
+def _prefill(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    chunk: Chunk,
+    shape: tuple[int, int, int],
+    scale: float,
+) -> torch.Tensor:
+    """[num_queries, num_heads, head_dim] -> the same."""
+    k = keys.index_select(0, chunk.runs).view(shape)[:, : chunk.context_len]
+    v = values.index_select(0, chunk.runs).view(shape)[:, : chunk.context_len]
+    out = torch.nn.functional.scaled_dot_product_attention(
+        query.transpose(0, 1)[None],
+        k[None],
+        v[None],
+        attn_mask=chunk.seen,
+        is_causal=chunk.seen is None,
+        scale=scale,
+        enable_gqa=query.shape[1] != shape[0],
+    )
+    return out[0].transpose(0, 1)

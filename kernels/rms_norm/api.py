@@ -1,0 +1,25 @@
+"""Public entry of RMSNorm."""
+
+import torch
+
+from kernels.checks import require, same_place
+from kernels.rms_norm import reference
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Normalise each row.
+
+    Args:
+        x: [num_tokens, hidden].
+        weight: [hidden], dtype and device of `x`.
+        eps: added to the mean square.
+
+    Returns:
+        [num_tokens, hidden], new memory.
+
+    Raises:
+        ValueError: shapes, dtypes or devices do not fit.
+    """
+    require(x.dim() == 2 and weight.shape == x.shape[1:], f"rms_norm: x {tuple(x.shape)}, weight {tuple(weight.shape)}")
+    require(same_place(x, weight), "rms_norm: x and weight differ in dtype or device")
+    return reference.rms_norm(x, weight, eps)

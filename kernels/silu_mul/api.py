@@ -1,0 +1,22 @@
+"""Public entry of the gated activation."""
+
+import torch
+
+from kernels.checks import require
+from kernels.silu_mul import reference
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """`silu(gate) * up`.
+
+    Args:
+        gate_up: [num_tokens, 2 * intermediate], the gate's half first.
+
+    Returns:
+        [num_tokens, intermediate], new memory.
+
+    Raises:
+        ValueError: the last dimension is odd.
+    """
+    require(gate_up.dim() == 2 and gate_up.shape[1] % 2 == 0, f"silu_mul: gate_up {tuple(gate_up.shape)}")
+    return reference.silu_mul(gate_up)

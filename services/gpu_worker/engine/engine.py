@@ -1,0 +1,183 @@
+"""The engine: carries out plans on a persistent batch. infra/protocol.md, "Plans and steps", says what a plan means."""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.gpu_worker.cache.kv_cache import KVCache
+from services.gpu_worker.engine.batch import Batch, RowState
+from services.gpu_worker.engine.config import EngineConfig
+from services.gpu_worker.engine.endings import Endings
+from services.gpu_worker.engine.inputs import StepInputs, build_inputs
+from services.gpu_worker.engine.outcome import Outcome, nothing
+from services.gpu_worker.engine.rates import Rates
+from services.gpu_worker.engine.request_check import is_usable
+from services.gpu_worker.engine.validation import check_plan
+from services.gpu_worker.engine.warm_up import warm_up_plans
+from services.gpu_worker.models.llama import LlamaModel
+from services.gpu_worker.sampling.sampler import Sampler
+from shared.messages import NewRow, StepPlan, StepResult
+from shared.packing import unpack_int32
+
+IntArray = npt.NDArray[np.int64]
+
+ROSTER_INTERVAL = 64
+"""Steps between two results that carry a full roster and the measured rates."""
+
+
+class Engine:
+    """One model on one device, one batch. Calls come from one thread.
+
+    `begin` starts an incarnation with an empty batch; then `step` takes its plans in order, 1, 2, 3, …
+    """
+
+    def __init__(
+        self, model: LlamaModel, cache: KVCache, config: EngineConfig, *, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.model = model
+        self.cache = cache
+        self.config = config
+        self._clock = clock
+        self._rates = Rates()
+        self.begin("", 0)
+
+    def begin(self, worker: str, incarnation: int) -> None:
+        """Start an incarnation: forget every row, expect plan 1."""
+        self._worker = worker
+        self._incarnation = incarnation
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget every row. The next plan is 1."""
+        rows, device = self.config.max_num_seqs, self.model.device
+        eos, vocab_size = self.model.config.eos_token_ids, self.model.config.vocab_size
+        max_blocks = -(-self.config.max_model_len // self.cache.block_size)
+        self._next_plan = 1
+        self._batch = Batch(rows, max_blocks, device)
+        self._endings = Endings(rows, eos)
+        self._sampler = Sampler(rows, vocab_size, eos, device)
+
+    def warm_up(self) -> None:
+        """Run prefill and decode at the sizes that serving will see, so that no client waits for first-use costs.
+
+        The batch must be empty; it is empty afterwards. The cache's content is overwritten.
+        """
+        self.begin("", 0)
+        for plan in warm_up_plans(self.config, self.cache, on_cpu=self.model.device.type == "cpu"):
+            self.step(plan)
+        self._rates = Rates()
+        self.reset()
+
+    @torch.inference_mode()
+    def step(self, plan: StepPlan) -> StepResult:
+        """Carry out the next plan.
+
+        Raises:
+            ProtocolError: the plan is not the next one, or breaks a rule of the protocol. Nothing was changed.
+        """
+        started = self._clock()
+        pairs = check_plan(
+            plan,
+            self._batch,
+            expected_id=self._next_plan,
+            num_blocks=self.cache.num_blocks,
+            block_size=self.cache.block_size,
+        )
+        self._next_plan += 1
+        left = self._drop(plan.dropped)
+        for new in plan.added:
+            self._add(new)
+        if len(pairs):
+            self._batch.tables.append(pairs)
+        inputs = build_inputs(self._batch, plan.chunks, self.cache)
+        outcome = nothing() if inputs is None else self._compute(inputs, plan.chunks)
+        num_prefill = sum(size for _, size in plan.chunks)
+        num_decode = len(outcome.rows) - (0 if inputs is None else len(inputs.completed_rows))
+        self._rates.record(num_prefill, num_decode, self._clock() - started)
+        return self._result(plan, outcome, left)
+
+    def _drop(self, rows: tuple[int, ...]) -> tuple[int, ...]:
+        """Remove rows; answers those that readers of the log know. A row that had already ended is free: no news."""
+        known = tuple(row for row in rows if self._batch.state[row] != RowState.FREE and self._batch.is_joined[row])
+        for row in rows:
+            if self._batch.state[row] != RowState.FREE:
+                self._remove(row)
+        return known
+
+    def _remove(self, row: int) -> None:
+        self._batch.remove(row)
+        self._endings.remove(row)
+        self._sampler.remove(row)
+
+    def _add(self, new: NewRow) -> None:
+        tokens = np.asarray(unpack_int32(new.tokens), np.int64)
+        usable = is_usable(tokens, new.params, self.model.config.vocab_size)
+        if not usable:
+            tokens = np.zeros_like(tokens)
+        self._batch.add(new.row, new.request_id, tokens, new.num_prompt_tokens, new.num_computed_tokens)
+        self._batch.is_unusable[new.row] = not usable
+        self._endings.add(new.row, new.params)
+        if usable:
+            self._sampler.add(new.row, new.params, tokens[: new.num_prompt_tokens], tokens[new.num_prompt_tokens :])
+        else:
+            self._sampler.add_greedy(new.row)
+
+    def _compute(self, inputs: StepInputs, chunks: tuple[tuple[int, int], ...]) -> Outcome:
+        """The forward pass, sampling and endings."""
+        batch, rows = self._batch, inputs.sampled_rows
+        logits = self.model.forward(inputs.forward, self.cache)
+        for row, size in chunks:
+            batch.num_computed[row] += size
+        if not len(rows):
+            return nothing()
+        output_index = batch.num_tokens[rows] - batch.num_prompt[rows]
+        sampled = self._sampler.sample(logits, rows, output_index)
+        batch.last_token[torch.from_numpy(rows).to(self.model.device)] = sampled.tokens
+        # The one transfer to the host: tokens, with -1 where the logits were not finite.
+        tokens = torch.where(sampled.ok, sampled.tokens, -1).cpu().numpy()
+        ok = (tokens >= 0) & ~batch.is_unusable[rows]
+        reasons = self._endings.find(rows, tokens, output_index, ok)
+        return self._advance(Outcome(rows, tokens, output_index, ok, reasons), inputs.completed_rows)
+
+    def _advance(self, outcome: Outcome, completed: IntArray) -> Outcome:
+        """Append the tokens to their rows and let ended rows go."""
+        batch = self._batch
+        first = outcome.output_index[len(outcome.rows) - len(completed) :]
+        outcome.joined = self._named(completed, first)
+        batch.num_tokens[outcome.rows] += 1
+        batch.is_joined[completed] = True
+        if len(completed):
+            batch.start_decode(completed)
+        for row, _ in outcome.ended:
+            self._remove(row)
+        return outcome
+
+    def _result(self, plan: StepPlan, outcome: Outcome, left: tuple[int, ...]) -> StepResult:
+        with_roster = plan.plan_id % ROSTER_INTERVAL == 0
+        return StepResult(
+            worker=self._worker,
+            incarnation=self._incarnation,
+            step_id=plan.plan_id,
+            tokens=outcome.packed(),
+            joined=outcome.joined,
+            left=left,
+            ended=outcome.ended,
+            roster=self._roster() if with_roster else (),
+            rates=self._rates.values if with_roster else (),
+            traceparent=plan.traceparent,
+        )
+
+    def _roster(self) -> tuple[tuple[int, str, int], ...]:
+        """Every joined row with the output index of its next token."""
+        batch = self._batch
+        rows = np.flatnonzero((batch.state != RowState.FREE) & batch.is_joined)
+        next_index = batch.num_tokens[rows] - batch.num_prompt[rows]
+        return self._named(rows, next_index)
+
+    def _named(self, rows: IntArray, index: IntArray) -> tuple[tuple[int, str, int], ...]:
+        """(row, request_id, output index) of each of `rows`."""
+        ids = self._batch.request_ids
+        return tuple((row, ids[row], at) for row, at in zip(rows.tolist(), index.tolist(), strict=True))

@@ -1,0 +1,82 @@
+"""From the batch and a plan's chunks to the flat token batch of a forward pass: decode rows first, then the chunks."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels.paged_attention.api import prepare
+from services.gpu_worker.cache.kv_cache import KVCache
+from services.gpu_worker.engine.batch import Batch
+from services.gpu_worker.models.llama import ForwardInputs
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """A forward pass and the rows that yield a token in it."""
+
+    forward: ForwardInputs
+    sampled_rows: IntArray
+    """In the order of the logits."""
+    completed_rows: IntArray
+    """Rows whose last chunk this is; they are the end of `sampled_rows`."""
+
+
+def build_inputs(batch: Batch, chunks: tuple[tuple[int, int], ...], cache: KVCache) -> StepInputs | None:
+    """The step's tensors, or None if it computes nothing."""
+    decode = batch.decode_rows
+    if not len(decode) and not chunks:
+        return None
+    rows, sizes = _columns(chunks)
+    starts = batch.num_computed[rows]
+    completes = starts + sizes == batch.num_tokens[rows]
+    all_rows = np.concatenate((decode, rows))
+    query_lens = np.concatenate((np.ones(len(decode), np.int64), sizes))
+    context_lens = np.concatenate((batch.num_tokens[decode], starts + sizes))
+    flat_rows, positions = _flatten(all_rows, query_lens, context_lens)
+    device = batch.last_token.device
+    tables = batch.tables.device[torch.from_numpy(all_rows).to(device)]
+    forward = ForwardInputs(
+        token_ids=_token_ids(batch, decode, rows, sizes),
+        positions=torch.from_numpy(positions).to(device),
+        slot_mapping=torch.from_numpy(batch.tables.slots(flat_rows, positions, cache.block_size)).to(device),
+        attention=prepare(query_lens, context_lens, tables, cache.layer(0)[0]),
+        sample_at=_sample_at(len(decode), sizes, completes, device) if len(rows) else None,
+    )
+    return StepInputs(forward, np.concatenate((decode, rows[completes])), rows[completes])
+
+
+def _columns(chunks: tuple[tuple[int, int], ...]) -> tuple[IntArray, IntArray]:
+    table = np.array(chunks, np.int64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+def _flatten(rows: IntArray, query_lens: IntArray, context_lens: IntArray) -> tuple[IntArray, IntArray]:
+    """Row and position of every token of the flat batch."""
+    ends = np.cumsum(query_lens)
+    steps_from_end = np.repeat(ends, query_lens) - np.arange(ends[-1])
+    return np.repeat(rows, query_lens), np.repeat(context_lens, query_lens) - steps_from_end
+
+
+def _token_ids(batch: Batch, decode: IntArray, rows: IntArray, sizes: IntArray) -> torch.Tensor:
+    device = batch.last_token.device
+    last = batch.last_token[torch.from_numpy(decode).to(device)]
+    if not len(rows):
+        return last
+    pieces = []
+    for row, size in zip(rows.tolist(), sizes.tolist(), strict=True):
+        tokens, start = batch.pending[row], int(batch.num_computed[row])
+        assert tokens is not None, "a row with a chunk is in prefill"
+        pieces.append(tokens[start : start + size])
+    return torch.cat((last, torch.from_numpy(np.concatenate(pieces)).to(device)))
+
+
+def _sample_at(
+    num_decode: int, sizes: IntArray, completes: npt.NDArray[np.bool_], device: torch.device
+) -> torch.Tensor:
+    """Places of the tokens whose successor is wanted: every decode row's, and the last one of chunks that complete."""
+    ends = num_decode + np.cumsum(sizes) - 1
+    return torch.from_numpy(np.concatenate((np.arange(num_decode), ends[completes]))).to(device)

@@ -1,0 +1,78 @@
+"""Tensors of a model folder: safetensors only, in one file or sharded by an index. Never pickle."""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from shared.errors import ConfigError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+class WeightReader:
+    """Reads tensors by name, rounds them to one dtype and gives them in another (wider or equal) on one device."""
+
+    def __init__(
+        self, files: dict[str, "safe_open"], *, dtype: torch.dtype, rounded_to: torch.dtype, device: torch.device
+    ) -> None:
+        self._files = files
+        self._dtype = dtype
+        self._rounded_to = rounded_to
+        self._device = device
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def get(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The tensor `name`.
+
+        Raises:
+            ConfigError: it is missing or has another shape.
+        """
+        if name not in self._files:
+            raise ConfigError(f"the weights have no tensor {name!r}")
+        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise ConfigError(f"tensor {name!r} has shape {tuple(tensor.shape)}, the configuration says {shape}")
+        return tensor.to(device=self._device, dtype=self._rounded_to).to(self._dtype)
+
+    def joined(self, names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -> torch.Tensor:
+        """Several tensors one below the other: the weight of a fused projection."""
+        return torch.cat([self.get(name, shape) for name, shape in zip(names, shapes, strict=True)])
+
+
+@contextmanager
+def open_weights(
+    folder: Path, *, dtype: torch.dtype, rounded_to: torch.dtype, device: torch.device
+) -> Iterator[WeightReader]:
+    """Open the weights of a folder.
+
+    Raises:
+        ConfigError: there are none, or a file is damaged.
+    """
+    with ExitStack() as stack:
+        files: dict[str, safe_open] = {}
+        for path in _weight_files(folder):
+            try:
+                opened = stack.enter_context(safe_open(path, framework="pt"))
+            except (SafetensorError, OSError) as error:
+                raise ConfigError(f"{path}: {error}") from error
+            files.update(dict.fromkeys(opened.keys(), opened))
+        yield WeightReader(files, dtype=dtype, rounded_to=rounded_to, device=device)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    if not (folder / INDEX).is_file():
+        raise ConfigError(f"{folder} has neither {SINGLE} nor {INDEX}")
+    names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+    outside = [name for name in names if Path(name).name != name]
+    if outside:
+        raise ConfigError(f"{folder / INDEX} names files outside its folder: {outside}")
+    return [folder / name for name in names]
