@@ -21,6 +21,6 @@ RUN python -m compileall -q shared services
 USER pagewire
 EXPOSE 8000
 ENV PAGEWIRE_HOST=0.0.0.0 PAGEWIRE_PORT=8000
-HEALTHCHECK --interval=5s --timeout=5s --start-period=60s --retries=3 \
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
     CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health/live', timeout=4)"]
 CMD ["sh", "-c", "PAGEWIRE_NAME=gateway-$(hostname) exec python -m services.gateway"]

@@ -25,6 +25,6 @@ RUN python -m compileall -q shared kernels services
 USER pagewire
 VOLUME /models
 ENV PAGEWIRE_HOME=/models
-HEALTHCHECK --interval=5s --timeout=5s --start-period=300s --retries=3 \
+HEALTHCHECK --interval=15s --timeout=10s --start-period=300s --retries=3 \
     CMD python infra/docker/lease_check.py gpu_worker "worker-$(hostname)"
 CMD ["sh", "-c", "PAGEWIRE_NAME=worker-$(hostname) exec python -m services.gpu_worker"]

@@ -20,6 +20,6 @@ COPY services/scheduler services/scheduler
 RUN python -m compileall -q shared services
 
 USER pagewire
-HEALTHCHECK --interval=5s --timeout=5s --start-period=60s --retries=3 \
+HEALTHCHECK --interval=15s --timeout=10s --start-period=60s --retries=3 \
     CMD python infra/docker/lease_check.py scheduler "scheduler-$(hostname)"
 CMD ["sh", "-c", "PAGEWIRE_NAME=scheduler-$(hostname) exec python -m services.scheduler"]
