@@ -63,9 +63,7 @@ class Metrics:
 class _PoolCollector(Collector):
     """Gauges of the pool. Absent while no leader tells them: an old number would be a lie."""
 
-    def __init__(
-        self, prefix: str, model: str, view: Callable[[], PoolView | None], live: Callable[[], int]
-    ) -> None:
+    def __init__(self, prefix: str, model: str, view: Callable[[], PoolView | None], live: Callable[[], int]) -> None:
         self._prefix = prefix
         self._model = model
         self._view = view

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from services.gateway.cancelling import cancel_and_wait
 from services.gateway.health import PoolMonitor, Readiness
 from services.gateway.metrics import Metrics
 from services.gateway.settings import Settings
@@ -110,9 +111,7 @@ async def open_gateway(
         yield state
     finally:
         await _flush(intake)
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        await cancel_and_wait(*tasks)
         await asyncio.to_thread(state.lease.stop)
         state.text_pool.shutdown(wait=False, cancel_futures=True)
         tracing.close()

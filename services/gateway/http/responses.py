@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from services.gateway.cancelling import cancel_and_wait
 from services.gateway.http import sse
 from services.gateway.http.errors import error_body, internal_message, log_failure
 from services.gateway.http.shapes import Shape, usage
@@ -32,6 +33,8 @@ class StreamOptions:
 
 class GenerationResponse(Response):
     """Runs one generation while it answers."""
+
+    background = None
 
     def __init__(self, generation: Generation, shape: Shape, span: Span, request_id: str) -> None:
         self._generation = generation
@@ -65,9 +68,7 @@ class GenerationResponse(Response):
             if not answer.done():
                 self._generation.cause = "client_disconnect"
         finally:
-            answer.cancel()
-            watch.cancel()
-            await asyncio.wait((answer, watch))
+            await cancel_and_wait(answer, watch)
         if answer.cancelled():
             raise ClientDisconnect
         answer.result()

@@ -151,6 +151,7 @@ class StepLogReader:
         if not self._started.is_set():
             self._position = tail
             self._started.set()
+            self.last_turn = time.monotonic()
         elif entry_order(tail) < entry_order(self._position):
             logger.error("step log: its tail %s is behind position %s: data was lost", tail, self._position)
             self._position = tail

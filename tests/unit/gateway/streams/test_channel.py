@@ -1,0 +1,57 @@
+"""A channel takes each token once, in order, and nothing after the end."""
+
+from array import array
+
+from services.gateway.streams.channel import Ending, TokenChannel
+from shared.messages import EndReason, EventKind, FinishReason, RequestEvent
+
+
+def make(capacity: int = 100) -> tuple[TokenChannel, list[int]]:
+    news: list[int] = []
+    return TokenChannel("r", capacity, lambda channel: news.append(channel.committed)), news
+
+
+def test_offers_are_idempotent() -> None:
+    channel, news = make()
+    channel.offer(0, [1, 2, 3])
+    channel.offer(1, [2, 3, 4])
+    channel.offer(0, [1, 2])
+    assert channel.take() == (array("i", [1, 2, 3, 4]), None)
+    assert news == [3, 4]
+
+
+def test_tokens_behind_a_hole_are_not_taken() -> None:
+    channel, news = make()
+    channel.offer(2, [3])
+    assert channel.committed == 0 and news == []
+
+
+def test_tokens_that_wait_are_taken_together_and_once() -> None:
+    channel, _ = make()
+    for token in range(5):
+        channel.offer(token, [token])
+    assert list(channel.take()[0]) == [0, 1, 2, 3, 4]
+    assert list(channel.take()[0]) == []
+
+
+def test_nothing_follows_the_first_ending() -> None:
+    channel, news = make()
+    channel.offer(0, [1])
+    channel.end(Ending.from_worker(EndReason.EOS))
+    channel.offer(1, [2])
+    channel.end(Ending.failure("late", "too late"))
+    tokens, ending = channel.take()
+    assert list(tokens) == [1] and ending == Ending(FinishReason.STOP, EndReason.EOS)
+    assert len(news) == 2
+
+
+def test_holds_no_more_than_its_capacity() -> None:
+    channel, _ = make(capacity=3)
+    channel.offer(0, list(range(10)))
+    channel.offer(3, [3])
+    assert list(channel.take()[0]) == [0, 1, 2]
+
+
+def test_an_unknown_reason_is_an_error() -> None:
+    ending = Ending.from_event(RequestEvent("r", EventKind.FINISHED, 0, "novel"))
+    assert ending.reason is FinishReason.ERROR and ending.code == "generation_failed"
