@@ -151,10 +151,11 @@ def _wait_ready(process: "subprocess.Popen[bytes]", log: Path) -> str:
     ready = threading.Event()
 
     def pump(stdout: IO[bytes]) -> None:
-        for line in stdout:
-            lines.append(line.decode().strip())
-            if lines[-1].startswith("ready "):
-                ready.set()
+        with stdout:
+            for line in stdout:
+                lines.append(line.decode().strip())
+                if lines[-1].startswith("ready "):
+                    ready.set()
         ready.set()
 
     assert process.stdout is not None
