@@ -70,7 +70,10 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if not (folder / INDEX).is_file():
-        raise ConfigError(f"{folder} has neither {SINGLE} nor {INDEX}")
+        unnamed = sorted(folder.glob("*.safetensors"))
+        if len(unnamed) != 1:
+            raise ConfigError(f"{folder} has neither {SINGLE} nor {INDEX} nor exactly one other safetensors file")
+        return unnamed
     names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
     outside = [name for name in names if Path(name).name != name]
     if outside:

@@ -1,0 +1,81 @@
+"""Attention as its definition says, one query at a time, in float64: what kernels are checked against."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+@dataclass(slots=True)
+class PagedCase:
+    """A random step over a paged cache whose unused slots are NaN, and the dense keys and values behind it."""
+
+    query_lens: np.ndarray
+    context_lens: np.ndarray
+    query: torch.Tensor
+    keys: list[torch.Tensor]
+    """Per row [context, num_kv_heads, head_dim]."""
+    values: list[torch.Tensor]
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    block_tables: torch.Tensor
+
+    def expected(self, scale: float) -> torch.Tensor:
+        """[num_tokens, num_heads, head_dim] float64."""
+        rows = []
+        starts = np.cumsum(self.query_lens) - self.query_lens
+        for row, start in enumerate(starts.tolist()):
+            length, context = int(self.query_lens[row]), int(self.context_lens[row])
+            for i in range(length):
+                seen = context - length + i + 1
+                rows.append(_attend(self.query[start + i], self.keys[row][:seen], self.values[row][:seen], scale))
+        return torch.stack(rows)
+
+
+def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+    group = query.shape[0] // keys.shape[1]
+    heads = []
+    for head in range(query.shape[0]):
+        scores = keys[:, head // group].double() @ query[head].double() * scale
+        heads.append(scores.softmax(0) @ values[:, head // group].double())
+    return torch.stack(heads)
+
+
+def paged_case(
+    query_lens: list[int],
+    context_lens: list[int],
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    dtype: torch.dtype = torch.float32,
+    spare_blocks: int = 3,
+    seed: int = 0,
+) -> PagedCase:
+    """Rows scattered over shuffled blocks of a block-major cache with several layers, poisoned wherever nothing is written."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    needed = [-(-context // block_size) for context in context_lens]
+    total = sum(needed) + spare_blocks
+    layers = torch.full((total, 3, 2, num_kv_heads, block_size, head_dim), float("nan"), dtype=dtype)
+    k_cache, v_cache = layers[:, 1, 0], layers[:, 1, 1]
+    order = torch.randperm(total, generator=generator).tolist()
+    tables = torch.full((len(needed), max(needed) + 2), order[-1], dtype=torch.int32)
+    keys, values = [], []
+    for row, (blocks, context) in enumerate(zip(needed, context_lens, strict=True)):
+        mine = [order.pop(0) for _ in range(blocks)]
+        tables[row, :blocks] = torch.tensor(mine, dtype=torch.int32)
+        keys.append(random(context, num_kv_heads, head_dim))
+        values.append(random(context, num_kv_heads, head_dim))
+        for position in range(context):
+            block, offset = mine[position // block_size], position % block_size
+            k_cache[block, :, offset] = keys[-1][position]
+            v_cache[block, :, offset] = values[-1][position]
+    query = random(sum(query_lens), num_heads, head_dim)
+    return PagedCase(
+        np.array(query_lens), np.array(context_lens), query, keys, values, k_cache, v_cache, tables
+    )

@@ -1,0 +1,100 @@
+import numpy as np
+import pytest
+import torch
+
+from kernels.paged_attention.api import paged_attention, prepare
+from tests.kernels.naive_attention import PagedCase, paged_case
+
+SCALE = 0.17
+ODD_LENGTHS = [63, 100, 111, 1, 17, 250]
+
+
+def run(case: PagedCase) -> torch.Tensor:
+    batch = prepare(case.query_lens, case.context_lens, case.block_tables, case.k_cache)
+    return paged_attention(case.query, case.k_cache, case.v_cache, batch, scale=SCALE)
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 2e-6) -> None:
+    error = (actual.double() - expected).norm() / expected.norm()
+    assert error < tolerance, f"relative error {error:.2e}"
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (9, 3), (8, 1)], ids=["mha", "gqa3", "gqa8"])
+def test_decode_rows_equal_dense_attention(block_size: int, num_heads: int, num_kv_heads: int) -> None:
+    case = paged_case(
+        [1] * len(ODD_LENGTHS), ODD_LENGTHS, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=24, block_size=block_size
+    )
+    assert_close(run(case), case.expected(SCALE))
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (9, 3), (8, 1)], ids=["mha", "gqa3", "gqa8"])
+def test_chunks_and_decode_rows_mix_in_any_order(block_size: int, num_heads: int, num_kv_heads: int) -> None:
+    case = paged_case(
+        [1, 63, 2, 1, 100, 7, 1],
+        [100, 63, 111, 1, 163, 71, 33],
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=16,
+        block_size=block_size,
+    )
+    assert_close(run(case), case.expected(SCALE))
+
+
+def test_nan_in_unused_slots_reaches_no_row() -> None:
+    """The cache is NaN wherever nothing was written: the tail of last blocks, spare blocks, other layers."""
+    case = paged_case([1, 5, 1], [9, 12, 31], num_heads=3, num_kv_heads=1, head_dim=8, block_size=16)
+    assert case.k_cache.isnan().any()
+    assert case.v_cache.isnan().any()
+    assert run(case).isfinite().all()
+
+
+def test_nan_of_one_row_stays_in_that_row() -> None:
+    case = paged_case([1, 3, 1], [20, 40, 18], num_heads=3, num_kv_heads=1, head_dim=8, block_size=8)
+    poisoned = int(case.block_tables[0, 0])
+    case.k_cache[poisoned] = float("nan")
+    case.v_cache[poisoned] = float("nan")
+    out = run(case)
+    assert out[0].isnan().all()
+    assert_close(out[1:], case.expected(SCALE)[1:])
+
+
+def test_a_row_has_the_same_numbers_alone_and_in_a_batch() -> None:
+    lengths = [100, 63, 111, 97, 5, 700]
+    case = paged_case([1] * 6, lengths, num_heads=9, num_kv_heads=3, head_dim=64, block_size=16)
+    together = run(case)
+    for row in range(6):
+        batch = prepare(case.query_lens[:1], case.context_lens[row : row + 1], case.block_tables[row : row + 1], case.k_cache)
+        alone = paged_attention(case.query[row : row + 1], case.k_cache, case.v_cache, batch, scale=SCALE)
+        assert torch.equal(alone[0], together[row]), f"row {row}"
+
+
+def test_bfloat16_is_close_to_dense_attention() -> None:
+    case = paged_case(
+        [1, 20, 1], [63, 100, 111], num_heads=9, num_kv_heads=3, head_dim=64, block_size=16, dtype=torch.bfloat16
+    )
+    assert_close(run(case), case.expected(SCALE), tolerance=2e-2)
+
+
+def test_table_narrower_than_the_padded_context() -> None:
+    case = paged_case([1], [63], num_heads=2, num_kv_heads=1, head_dim=8, block_size=8)
+    case.block_tables = case.block_tables[:, :8]
+    assert_close(run(case), case.expected(SCALE))
+
+
+@pytest.mark.parametrize(
+    ("query_lens", "context_lens"), [([0], [5]), ([6], [5]), ([1], [33]), ([1, 1], [5, 5]), ([1], [5, 5])]
+)
+def test_impossible_lengths_are_refused(query_lens: list[int], context_lens: list[int]) -> None:
+    case = paged_case([1], [15], num_heads=2, num_kv_heads=1, head_dim=8, block_size=8)
+    with pytest.raises(ValueError, match="prepare"):
+        prepare(np.array(query_lens), np.array(context_lens), case.block_tables, case.k_cache)
+
+
+def test_wrong_shapes_are_refused() -> None:
+    case = paged_case([1], [15], num_heads=4, num_kv_heads=2, head_dim=8, block_size=8)
+    batch = prepare(case.query_lens, case.context_lens, case.block_tables, case.k_cache)
+    for query in (case.query[:, :3], case.query[:, :, :4], case.query.repeat(2, 1, 1), case.query.double()):
+        with pytest.raises(ValueError, match="paged_attention"):
+            paged_attention(query, case.k_cache, case.v_cache, batch, scale=SCALE)

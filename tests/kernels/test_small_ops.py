@@ -1,0 +1,75 @@
+import pytest
+import torch
+
+from kernels.cache_write.api import cache_write
+from kernels.rms_norm.api import rms_norm
+from kernels.rope.api import rope, rope_tables
+from kernels.silu_mul.api import silu_mul
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rms_norm_equals_its_definition(dtype: torch.dtype) -> None:
+    x, weight = random(7, 63).to(dtype), random(63, seed=1).to(dtype)
+    wide = x.double()
+    expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5).double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_silu_mul_equals_its_definition() -> None:
+    gate_up = random(5, 2 * 111)
+    gate, up = gate_up[:, :111].double(), gate_up[:, 111:].double()
+    torch.testing.assert_close(silu_mul(gate_up).double(), gate * gate.sigmoid() * up, rtol=1e-5, atol=1e-6)
+
+
+def test_rope_rotates_each_pair_by_its_angle() -> None:
+    """Pairs (i, i + d/2) as complex numbers, turned by position * frequency."""
+    x, positions = random(4, 3, 10), torch.tensor([0, 1, 63, 8191])
+    frequencies = 10000.0 ** -(torch.arange(5) / 5)
+    turned = torch.complex(x[..., :5].double(), x[..., 5:].double()) * torch.polar(
+        torch.ones(4, 1, 5, dtype=torch.float64), (positions.float()[:, None] * frequencies).double()[:, None]
+    )
+    actual = rope(x, *rope_tables(positions, frequencies, torch.float32))
+    torch.testing.assert_close(actual.double(), torch.cat((turned.real, turned.imag), -1), rtol=1e-5, atol=1e-5)
+
+
+def test_cache_write_changes_the_named_slots_and_nothing_else() -> None:
+    layers = torch.zeros(6, 2, 2, 3, 8, 4)
+    k_cache, v_cache = layers[:, 1, 0], layers[:, 1, 1]
+    slots = torch.tensor([47, 0, 13, 8, 24])
+    key, value = random(5, 3, 4), random(5, 3, 4, seed=1)
+    cache_write(key, value, k_cache, v_cache, slots)
+    for i, slot in enumerate(slots.tolist()):
+        assert torch.equal(k_cache[slot // 8, :, slot % 8], key[i])
+        assert torch.equal(v_cache[slot // 8, :, slot % 8], value[i])
+    assert int((layers != 0).sum()) == 2 * key.numel()
+
+
+def test_cache_write_takes_slices_of_a_fused_projection() -> None:
+    fused = random(5, 9, 4)
+    k_cache, v_cache = torch.zeros(2, 3, 4, 4), torch.zeros(2, 3, 4, 4)
+    cache_write(fused[:, 3:6], fused[:, 6:], k_cache, v_cache, torch.arange(5))
+    assert torch.equal(k_cache.transpose(1, 2).reshape(8, 3, 4)[:5], fused[:, 3:6])
+    assert torch.equal(v_cache.transpose(1, 2).reshape(8, 3, 4)[:5], fused[:, 6:])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: rms_norm(random(2, 8), random(7), 1e-5),
+        lambda: rms_norm(random(2, 8), random(8).bfloat16(), 1e-5),
+        lambda: silu_mul(random(2, 7)),
+        lambda: rope(random(2, 3, 8), random(2, 6), random(2, 6)),
+        lambda: rope(random(2, 3, 8), random(3, 8), random(3, 8)),
+        lambda: cache_write(random(2, 3, 4), random(2, 3, 4), random(2, 2, 8, 4), random(2, 2, 8, 4), torch.arange(2)),
+        lambda: cache_write(random(2, 3, 4), random(2, 3, 4), random(2, 3, 8, 4), random(2, 3, 8, 4), torch.arange(3)),
+        lambda: cache_write(random(2, 3, 4), random(2, 3, 4), random(2, 3, 8, 4), random(2, 3, 8, 4), torch.arange(2).int()),
+    ],
+)
+def test_wrong_shapes_and_dtypes_are_refused(call) -> None:
+    with pytest.raises(ValueError, match=r"rms_norm|silu_mul|rope|cache_write"):
+        call()
