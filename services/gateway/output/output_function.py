@@ -94,59 +94,58 @@ class OutputStream:
         self._detokenizer = function.tokenizer.start_detokenizer(continues=function.continues)
         self._scanner = function.stops.start()
         self._last_token: int | None = None
-        self._end = Delta("", 0)
-
-    @property
-    def num_tokens(self) -> int:
+        self.num_tokens = 0
         """Committed output tokens consumed so far."""
-        return self._end.num_tokens
+        self._finish_reason: FinishReason | None = None
+        self._stop_reason: str | int | None = None
+        self._stop_at: int | None = None
 
     @property
     def is_finished(self) -> bool:
-        return self._end.finish_reason is not None
+        return self._finish_reason is not None
 
     def feed(self, tokens: Sequence[int], end_reason: EndReason | None = None) -> Delta:
         """Add the next committed tokens, and the end if the last of them ended the request at a worker.
 
         After the finish, tokens are ignored and the finish is repeated with an empty text.
         """
-        parts = []
-        ended_by_token = end_reason in (EndReason.EOS, EndReason.STOP_TOKEN)
+        text = ""
+        last = len(tokens) - 1 if end_reason in (EndReason.EOS, EndReason.STOP_TOKEN) else -1
         for position, token in enumerate(tokens):
-            if self.is_finished:
+            if self._finish_reason is not None:
                 break
-            parts.append(self._step(token, hidden=ended_by_token and position == len(tokens) - 1))
-        if end_reason is not None and not self.is_finished:
-            parts.append(self._finish(EndReason(end_reason)))
-        return self._delta("".join(parts))
+            text += self._step(token, hidden=position == last)
+        if end_reason is not None and self._finish_reason is None:
+            text += self._finish(EndReason(end_reason))
+        return self._delta(text)
 
     def close(self) -> Delta:
         """The text that was held, for a request that ended otherwise (aborted, failed): no finish reason."""
         return self._delta("" if self.is_finished else self._show(self._detokenizer.flush()) + self._scanner.flush())
 
     def _delta(self, text: str) -> Delta:
-        end = self._end
-        return Delta(text, end.num_tokens, end.finish_reason, end.stop_reason, end.stop_at)
+        return Delta(text, self.num_tokens, self._finish_reason, self._stop_reason, self._stop_at)
 
     def _step(self, token: int, hidden: bool) -> str:
-        index, self._last_token = self._end.num_tokens, token
-        self._end = Delta("", index + 1)
+        index, self._last_token = self.num_tokens, token
+        self.num_tokens = index + 1
         if hidden or self._function.is_ending(token, index):
             return ""
         return self._show(self._detokenizer.push(token))
 
     def _show(self, text: str) -> str:
         """Pass `text` through the stop strings; a completed one finishes the stream."""
-        count = self._end.num_tokens
-        scan = self._scanner.push(text, honoured=count >= self._function.params.min_tokens)
-        if scan.stop is not None:
-            self._end = Delta("", count, FinishReason.STOP, scan.stop, count)
-        return scan.text
+        if not text or not self._function.stops.patterns:
+            return text
+        shown, stop = self._scanner.push(text, honoured=self.num_tokens >= self._function.params.min_tokens)
+        if stop is not None:
+            self._finish_reason, self._stop_reason, self._stop_at = FinishReason.STOP, stop, self.num_tokens
+        return shown
 
     def _finish(self, end_reason: EndReason) -> str:
         text = self._show(self._detokenizer.flush())
         if self.is_finished:  # the held text completed a stop string
             return text
-        stop_token = self._last_token if end_reason is EndReason.STOP_TOKEN else None
-        self._end = Delta("", self._end.num_tokens, _FINISH[end_reason], stop_token)
+        self._finish_reason = _FINISH[end_reason]
+        self._stop_reason = self._last_token if end_reason is EndReason.STOP_TOKEN else None
         return text + self._scanner.flush()

@@ -1,7 +1,7 @@
 """Stop strings in a text that arrives in pieces: which one ends first, and how much text must wait."""
 
 from array import array
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class _Pattern:
@@ -55,8 +55,7 @@ class StopStrings:
         return StopScanner(self.patterns)
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
+class Scan(NamedTuple):
     """Text that may be shown, and the stop string that ends it, if one completed."""
 
     text: str
@@ -74,8 +73,6 @@ class StopScanner:
     def push(self, text: str, honoured: bool = True) -> Scan:
         """Add `text`. Of the stop strings that complete in it, the one that ends first counts; of those that end
         together, the longest. With `honoured` false, none does, but one that only begins in `text` may later."""
-        if not self._patterns:
-            return Scan(text)
         ends = []
         for index, pattern in enumerate(self._patterns):
             self._matched[index], end = pattern.advance(self._matched[index], text, honoured)
@@ -86,7 +83,7 @@ class StopScanner:
             end, negative_length, stop = min(ends)
             self._held = ""
             return Scan(known[: len(known) - len(text) + end + negative_length], stop)
-        shown = len(known) - max(self._matched)
+        shown = len(known) - max(self._matched, default=0)
         self._held = known[shown:]
         return Scan(known[:shown])
 

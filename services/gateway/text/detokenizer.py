@@ -90,22 +90,20 @@ class Detokenizer:
             piece = self._cache[token]
         except KeyError:
             piece = self._cache[token] = self._plan.piece(token, self._skip_special_tokens)
-        return "" if piece is None else self._run((piece,), 0)
+        if piece is None:
+            return ""
+        pieces = self._stages[0].push(piece) if self._stages else (piece,)
+        return self._run(pieces, 1) if pieces else ""
 
     def flush(self) -> str:
         """What was held, now that no token follows."""
         parts = [self._run(stage.flush(), position + 1) for position, stage in enumerate(self._stages)]
         return "".join(parts)
 
-    def _run(self, pieces: Iterable[Piece], first_stage: int) -> str:
+    def _run(self, pieces: Sequence[Piece], first_stage: int) -> str:
         for stage in self._stages[first_stage:]:
             pieces = [out for piece in pieces for out in stage.push(piece)]
-        return "".join(map(_shown, pieces))
-
-
-def _shown(piece: Piece) -> str:
-    assert isinstance(piece, str), "bytes are always consumed by a stage"
-    return piece
+        return "".join(pieces)  # type: ignore[arg-type]  # bytes exist only before a first stage that consumes them
 
 
 # ---------------------------------------------------------------- reading the decoder

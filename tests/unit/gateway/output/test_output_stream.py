@@ -118,6 +118,11 @@ def test_stop_strings_wait_for_min_tokens() -> None:
     assert deltas[3].finish_reason == "stop" and deltas[3].num_tokens == 4
     begun_before = steps(function("bc", min_tokens=3), ids(*"abcd"))
     assert "".join(delta.text for delta in begun_before) == "a"
+    overlapping = steps(
+        function("aa", min_tokens=3), ids(*"aaab")
+    )  # the first match is passed over, not its second half
+    assert [delta.text for delta in overlapping] == ["", "a", "", ""]
+    assert overlapping[2].stop_at == 3
 
 
 def test_after_the_finish_nothing_is_shown_and_the_finish_is_repeated() -> None:
