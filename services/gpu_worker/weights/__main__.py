@@ -11,10 +11,10 @@ from pathlib import Path
 # Stdout and stderr belong to the caller, who shows progress; the libraries read this when they are imported.
 os.environ["TQDM_DISABLE"] = "1"
 
-from services.gpu_worker.weights.progress import print_json_line  # noqa: E402
-from services.gpu_worker.weights.pull import pull  # noqa: E402
-from shared.errors import ConfigError  # noqa: E402
-from shared.model_store import DEFAULT_HOME, DEFAULT_MODEL  # noqa: E402
+from services.gpu_worker.weights.progress import print_json_line
+from services.gpu_worker.weights.pull import pull
+from shared.errors import ConfigError
+from shared.model_store import DEFAULT_HOME, DEFAULT_MODEL
 
 
 def main(arguments: list[str]) -> int:

@@ -107,12 +107,8 @@ def test_takes_weights_and_tokenizer_but_never_code(hub: ThreadingHTTPServer, tm
     assert len(hub.asked) == asked, "a model in the cache needs no network"  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"), [("org/absent", "RepositoryNotFound"), ("org/pickled", "no safetensors")]
-)
-def test_model_that_cannot_be_served_is_named(
-    hub: ThreadingHTTPServer, tmp_path: Path, name: str, reason: str
-) -> None:
+@pytest.mark.parametrize(("name", "reason"), [("org/absent", "RepositoryNotFound"), ("org/pickled", "no safetensors")])
+def test_model_that_cannot_be_served_is_named(hub: ThreadingHTTPServer, tmp_path: Path, name: str, reason: str) -> None:
     done = pull(name, tmp_path, url(hub))
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("error: ")

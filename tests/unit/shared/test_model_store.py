@@ -87,7 +87,9 @@ def test_hub_name_has_a_cache_folder_and_keeps_its_name(tmp_path: Path) -> None:
     assert resolve("org/model-1.5", tmp_path).folder == model.target
 
 
-@pytest.mark.parametrize("name", ["gpt", "/no/such/folder", "./no/such", "a/b/c", "../model", "org/", "/model", "org/.."])
+@pytest.mark.parametrize(
+    "name", ["gpt", "/no/such/folder", "./no/such", "a/b/c", "../model", "org/", "/model", "org/.."]
+)
 def test_other_names_say_what_was_tried(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"default model .* folder .* \.gguf .* hub name"):
         resolve(name, tmp_path)

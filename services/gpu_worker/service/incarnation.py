@@ -1,0 +1,133 @@
+"""One incarnation: plans in, steps, results out.
+
+plan-reader thread ──plans──▶ Inbox ──▶ compute (this thread) ──results──▶ publisher thread
+                                ▲                                               │
+                                └───────────────── fenced ──────────────────────┘
+"""
+
+import logging
+import threading
+import time
+from enum import StrEnum
+from hashlib import blake2b
+from typing import Protocol
+
+import redis
+
+from services.gpu_worker.service.inbox import Inbox, PlanEntry
+from services.gpu_worker.service.plan_reader import PlanReader, last_plan_in_stream
+from services.gpu_worker.service.publisher import Publisher
+from services.gpu_worker.service.roster import BatchRoster
+from services.gpu_worker.service.seat import Seat
+from shared.messages import StepPlan, StepResult
+from shared.redis_client import RedisFailure, connect
+
+log = logging.getLogger(__name__)
+
+_IDLE_S = 0.1
+"""An idle worker looks this often whether it should drain."""
+_FLUSH_S = 2.0
+"""Longest wait for results that are computed but not yet published, when an incarnation ends."""
+
+
+class StepEngine(Protocol):
+    """What computes. Calls come from one thread."""
+
+    def begin(self, worker: str, incarnation: int) -> None:
+        """An incarnation starts, with an empty batch."""
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Carry out the next plan."""
+
+
+class IncarnationFailed(Exception):
+    """A lane of the incarnation raised `cause`. The text holds ids only, never a prompt."""
+
+    def __init__(self, cause: Exception, seat: Seat, entry: PlanEntry | None, request_ids: tuple[str, ...]) -> None:
+        step = entry.plan.plan_id if entry is not None else 0
+        digest = blake2b(entry.payload, digest_size=8).hexdigest() if entry is not None else "-"
+        super().__init__(
+            f"worker={seat.worker} incarnation={seat.incarnation} step={step} plan_digest={digest} "
+            f"requests={','.join(request_ids) or '-'}"
+        )
+        self.cause = cause
+        self.step = step
+        """The last step that was begun."""
+        self.request_ids = request_ids
+
+
+class Ending(StrEnum):
+    """Why an incarnation was over."""
+
+    FENCED = "fenced"
+    DRAINED = "drained"
+
+
+class Incarnation:
+    """Serves `seat` until it is fenced or, once `draining` is set, nothing is left to do."""
+
+    def __init__(
+        self, engine: StepEngine, url: str, seat: Seat, *, draining: threading.Event, drain_grace_s: float
+    ) -> None:
+        self._engine = engine
+        self._seat = seat
+        self._draining = draining
+        self._drain_grace_s = drain_grace_s
+        self._drain_until: float | None = None
+        self._client: redis.Redis = connect(url)
+        self._inbox = Inbox()
+        self._publisher = Publisher(self._client, seat, self._inbox)
+        self._reader = PlanReader(url, seat, self._inbox, published=lambda: self._publisher.published)
+        self._roster = BatchRoster()
+        self._entry: PlanEntry | None = None
+        self._executed = 0
+
+    def serve(self) -> Ending:
+        """Execute plans until the end.
+
+        Raises:
+            IncarnationFailed: the engine refused a plan or broke, or the plan stream has a gap or an entry that is no
+                plan.
+        """
+        self._engine.begin(self._seat.worker, self._seat.incarnation)
+        self._publisher.start()
+        self._reader.start()
+        try:
+            return self._execute()
+        except Exception as error:
+            raise IncarnationFailed(error, self._seat, self._entry, self._roster.request_ids) from error
+        finally:
+            self._reader.stop()
+            self._publisher.finish(_FLUSH_S)
+            self._client.close()
+            log.info("incarnation %d ends after step %d", self._seat.incarnation, self._executed)
+
+    def _execute(self) -> Ending:
+        while not self._inbox.is_fenced:
+            if self._draining.is_set() and self._is_drained():
+                return Ending.DRAINED
+            entry = self._inbox.get(_IDLE_S)
+            if entry is not None:
+                self._publisher.put(self._step(entry))
+        return Ending.FENCED
+
+    def _step(self, entry: PlanEntry) -> StepResult:
+        self._entry = entry
+        self._roster.before(entry.plan)
+        result = self._engine.step(entry.plan)
+        self._roster.after(result)
+        self._executed = entry.plan.plan_id
+        return result
+
+    def _is_drained(self) -> bool:
+        """Whether every plan in the stream is executed, or the grace is over."""
+        if self._drain_until is None:
+            self._drain_until = time.monotonic() + self._drain_grace_s
+        if time.monotonic() >= self._drain_until:
+            return True
+        if not self._inbox.is_empty:
+            return False
+        try:
+            return last_plan_in_stream(self._client, self._seat) <= self._executed
+        except RedisFailure:
+            return False

@@ -1,0 +1,98 @@
+"""`python -m services.gpu_worker`: signals, exit codes, crash reports."""
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shared.messages import WorkerState
+
+if TYPE_CHECKING:
+    from tests.integration.gpu_worker.conftest import Leader, WorkerProcess
+
+Start = Callable[..., "WorkerProcess"]
+
+
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"timed out: {what}"
+        time.sleep(0.005)
+
+
+def test_sigterm_drains(leader: "Leader", start_worker: Start) -> None:
+    worker = start_worker()
+    wait_for(leader.workers, "registered")
+    assert leader.workers()[0].state is WorkerState.LOADING, "the lease is there before the model"
+    incarnation = leader.admit()
+    leader.start_request(incarnation)
+    leader.await_results(incarnation, 1)
+    leader.decode(incarnation, 58)
+    worker.process.terminate()
+    assert worker.process.wait(10) == 0
+    assert [result.step_id for result in leader.results(incarnation)] == list(range(1, 60))
+    assert leader.workers() == [], "nobody has to wait for the lease to lapse"
+    assert "SIGTERM: draining" in worker.text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_while_loading_ends_at_once(leader: "Leader", start_worker: Start, number: signal.Signals) -> None:
+    worker = start_worker()
+    wait_for(leader.workers, "registered")
+    worker.process.send_signal(number)
+    assert worker.process.wait(5) == 0
+    assert leader.workers() == []
+
+
+def test_signal_while_waiting_for_a_seat_ends_at_once(leader: "Leader", start_worker: Start) -> None:
+    worker = start_worker()
+    leader.ready_worker()
+    worker.process.send_signal(signal.SIGINT)
+    assert worker.process.wait(5) == 0
+    assert leader.workers() == []
+
+
+def test_memory_exhaustion_in_a_step_names_the_requests(leader: "Leader", start_worker: Start) -> None:
+    """The limit is put on the running process, so that the next large tensor does not fit."""
+    worker = start_worker(max_num_batched_tokens=4096, num_blocks=256)
+    incarnation = leader.admit()
+    leader.start_request(incarnation, "small", max_tokens=1)
+    leader.await_results(incarnation, 1)
+    with open(f"/proc/{worker.process.pid}/status") as status:
+        written = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
+    limit = written + (2 << 20)
+    resource.prlimit(worker.process.pid, resource.RLIMIT_DATA, (limit, limit))
+    leader.start_request(incarnation, "big", num_prompt=4000)
+    assert worker.process.wait(20) == 4
+    crash = worker.text.splitlines()[-1]
+    assert "step=2 " in crash
+    assert "requests=big " in crash
+    assert "plan_digest=" in crash
+    assert "kind=out_of_memory" in crash
+    assert leader.workers() == []
+
+
+def test_two_workers_of_one_machine_share_its_cores(leader: "Leader", start_worker: Start) -> None:
+    workers = [start_worker(name=f"worker-{i}", instance=f"w{i}", worker_index=i, num_workers=2) for i in range(2)]
+    wait_for(lambda: len(leader.workers()) == 2, "both registered")
+    cores = [os.sched_getaffinity(worker.process.pid) for worker in workers]
+    if len(os.sched_getaffinity(0)) >= 2:
+        assert not cores[0] & cores[1]
+    assert cores[0] | cores[1] <= os.sched_getaffinity(0)
+
+
+def test_unknown_model_is_a_clear_exit(leader: "Leader", start_worker: Start) -> None:
+    worker = start_worker(model="no-such-model")
+    assert worker.process.wait(20) == 2
+    assert worker.text.splitlines()[-1].endswith("and no hub name of the form org/model")
+    assert leader.workers() == []
+
+
+def test_bad_setting_is_a_clear_exit(start_worker: Start) -> None:
+    worker = start_worker(block_size=0)
+    assert worker.process.wait(20) == 2
+    assert "block_size" in worker.text
