@@ -78,7 +78,8 @@ def test_many_disconnects_leave_no_task_behind(scene: Scene) -> None:
         sock = send_request(scene, {"prompt": "go", "stream": bool(i % 2)})
         time.sleep(0.002 * (i % 7))
         sock.close()
-    scene.gateway.wait_for(lambda: not server.tasks and not server.connections)
+    # the connection that is left is that of the test's own client
+    scene.gateway.wait_for(lambda: not server.tasks and len(server.connections) <= 1)
     reader = scene.gateway.state.engine.reader
     assert reader.num_live == 0
     # every request that was queued is aborted, those whose client had left before were not queued
