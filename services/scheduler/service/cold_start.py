@@ -88,7 +88,8 @@ def rebuild(client: redis.Redis, keys: Keys, config: SchedulerConfig, *, tick: i
         if not survivor.is_over:
             core.add_request(survivor.record.submission, survivor.output, survivor.end_reason)
     intake = _stops_and_aborts(client, keys, {survivor.request_id for survivor in survivors}, intake_id)
-    logs.warning("cold_start", num_requests=len(core.requests), tick=tick, log_id=log_id, intake_id=intake_id)
+    say = logs.warning if tick else logs.info
+    say("cold_start", num_requests=len(core.requests), tick=tick, log_id=log_id, intake_id=intake_id)
     return ColdStart(Position(core, tick, intake_id, log_id, now), intake)
 
 

@@ -45,6 +45,7 @@ from shared.streams import START
 
 WORKERS_INTERVAL_S = 0.25
 STATS_INTERVAL_S = 0.5
+STATS_TTL_S = 2.0
 LIMITS_INTERVAL_S = 0.05
 TRIM_INTERVAL_S = 5.0
 MAX_BLOCK_S = 0.25
@@ -304,9 +305,8 @@ class Leader:
 
     def _must_save(self, has_tick: bool) -> bool:
         """A snapshot rides in a tick; without one, a tick is made for it, so that it is never old."""
-        if not (has_tick or self._is_unsaved or self._is_unfolded):
-            return False
-        return self._save.is_due() or (self._is_unfolded and self._fold.is_due())
+        due = (has_tick or self._is_unsaved) and self._save.is_due()
+        return due or (self._is_unfolded and self._fold.is_due())
 
     def _save_operations(self) -> list[Operation]:
         position = self._position
@@ -345,7 +345,7 @@ class Leader:
         stats = pool_stats(
             position.core, epoch=self._leadership.epoch, tick=position.tick, num_poisoned=self._inbox.num_poisoned
         )
-        publish_stats(self._client, self._keys, stats, ttl_s=self._settings.lease_ttl_s)
+        publish_stats(self._client, self._keys, stats, ttl_s=STATS_TTL_S)
 
 
 def _num_submits(intake: Sequence[IntakeMessage]) -> int:

@@ -51,6 +51,7 @@ def replay(client: redis.Redis, keys: Keys, snapshot: Snapshot, config: Schedule
     Raises:
         ReplayFailed: a tick is missing or leads to something else.
         UnusableSnapshot: see `Snapshot.restore`.
+        ProtocolError: a plan is unreadable.
         RedisFailure: Redis did not answer.
     """
     submissions = read_submissions(client, keys, snapshot.request_ids())
@@ -62,9 +63,11 @@ def replay(client: redis.Redis, keys: Keys, snapshot: Snapshot, config: Schedule
     submissions = load_submissions(client, keys, (message for _, message in intake))
     for committed in ticks:
         tick = committed.tick
-        outcome = apply_tick(
-            position.core, tick, _take(log_messages, tick.log_id), _take(intake, tick.intake_id), submissions
-        )
+        news, arrived = _take(log_messages, tick.log_id), _take(intake, tick.intake_id)
+        try:
+            outcome = apply_tick(position.core, tick, news, arrived, submissions)
+        except Exception as error:  # whatever a core does that is not in the state it claims
+            raise ReplayFailed(f"tick {tick.number} cannot be applied: {error!r}") from error
         _compare(committed, outcome)
         position.tick, position.now = tick.number, tick.now
         position.intake_id, position.log_id = tick.intake_id, tick.log_id
@@ -85,21 +88,19 @@ def _committed_ticks(
     client: redis.Redis, keys: Keys, position: Position, log: list[Entry], fence: FenceState
 ) -> list[CommittedTick]:
     """All ticks after the snapshot's, in order and without a gap."""
-    found: dict[int, CommittedTick] = {}
-    for payload in (entry.payload for entry in log):
-        tick = _tick_of_entry(payload)
-        if tick is not None and tick.number > position.tick:
-            found[tick.number] = CommittedTick(tick, None, payload)
+    found = [
+        CommittedTick(tick, None, payload)
+        for payload in (entry.payload for entry in log)
+        if (tick := _tick_of_entry(payload)) is not None
+    ]
     known = {worker: lane.incarnation for worker, lane in position.core.lanes.items()}
     for incarnation in plan_streams(fence, known):
         for _, payload in scan(client, keys.plans(incarnation.worker, incarnation.number)):
-            tick = _plans.decode(payload).tick
-            if tick.number > position.tick:
-                found[tick.number] = CommittedTick(tick, incarnation, payload)
-    numbers = range(position.tick + 1, fence.tick + 1)
-    if sorted(found) != list(numbers):
-        raise ReplayFailed(f"of the ticks {numbers.start} to {fence.tick} only {len(found)} are there")
-    return [found[number] for number in numbers]
+            found.append(CommittedTick(_plans.decode(payload).tick, incarnation, payload))
+    later = sorted((c for c in found if c.tick.number > position.tick), key=lambda c: c.tick.number)
+    if [committed.tick.number for committed in later] != list(range(position.tick + 1, fence.tick + 1)):
+        raise ReplayFailed(f"the {len(later)} ticks found are not {position.tick + 1} to {fence.tick}")
+    return later
 
 
 def _tick_of_entry(payload: bytes) -> Tick | None:

@@ -156,7 +156,7 @@ class SchedulerService:
             return None
         try:
             position = replay(self._client, self._keys, snapshot, config, self._fence())
-        except (ReplayFailed, UnusableSnapshot) as error:
+        except (ReplayFailed, UnusableSnapshot, ProtocolError) as error:
             logs.warning("snapshot_unusable", reason=str(error))
             return None
         return _Start(position, [], [])

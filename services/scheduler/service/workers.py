@@ -100,6 +100,9 @@ class WorkerDirectory:
         self._fenced: dict[str, int] = {}
         """Highest incarnation of each worker whose `WorkerFenced` was read."""
         self._ended = _Names(dict.fromkeys(ended))
+        """Instances that were fenced: they come back as `<instance>.<k>`."""
+        self._died = _Names()
+        """Instances whose process is gone: they do not come back, under no such name."""
         self._said = _Names()
         self._lapsed_since: dict[str, float] = {}
         self._last_poll = float("-inf")
@@ -112,10 +115,10 @@ class WorkerDirectory:
 
     def on_died(self, instance: str) -> None:
         """A supervisor saw the process end: fence it without waiting for its lease."""
-        self._ended.add(instance)
+        self._died.add(instance)
         self._refresh()
         for worker, seat in self._seats.items():
-            if seat.holder == instance:
+            if seat.holder and self._has_died(seat.holder):
                 self._fence(worker, "", "process_died")
 
     def on_broken(self, worker: str, incarnation: int) -> None:
@@ -147,7 +150,10 @@ class WorkerDirectory:
         return self._events({lease.instance: lease for lease in leases})
 
     def _counts(self, lease: Lease) -> bool:
-        return lease.service == SERVICE and lease.instance not in self._ended
+        return lease.service == SERVICE and lease.instance not in self._ended and not self._has_died(lease.instance)
+
+    def _has_died(self, instance: str) -> bool:
+        return instance in self._died or instance.rpartition(".")[0] in self._died
 
     # ------------------------------------------------------------ fencing
 

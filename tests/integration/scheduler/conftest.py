@@ -1,0 +1,184 @@
+"""A pool on a real Redis: schedulers and content workers in threads, submissions as a gateway makes them."""
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from services.scheduler.service.leader import Leader
+from services.scheduler.service.service import SchedulerService
+from services.scheduler.settings import Settings
+from shared.errors import Fenced
+from shared.keys import Keys
+from shared.leases import new_instance
+from shared.messages import FIELD, IntakeMessage, Lease, Submission, WorkerState, encode
+from shared.records import RequestRecord, read_record
+from shared.redis_client import connect, connect_async
+from shared.scripts import submit
+from tests.fakes.content_worker import reference_output
+from tests.fakes.live_worker import LiveWorker
+from tests.fakes.scheduler_world import make_submission
+
+LEASE_TTL_S = 0.4
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Until `condition` holds."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError("the condition did not come true")
+        time.sleep(0.005)
+
+
+class Scheduler:
+    """One scheduler process, as far as Redis can tell."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.instance = new_instance()
+        lease = Lease("scheduler", "scheduler-0", self.instance, 1, WorkerState.READY)
+        self.service = SchedulerService(settings, lease)
+        self.stop_event = threading.Event()
+        self.leader: Leader | None = None
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def take_over(self) -> Leader:
+        """Lead without a thread; the test turns."""
+        leader = self.service.take_over(self.stop_event)
+        assert leader is not None
+        self.leader = leader
+        return leader
+
+    def start(self) -> "Scheduler":
+        self._thread.start()
+        return self
+
+    def _run(self) -> None:
+        try:
+            leader = self.take_over()
+            while not self.stop_event.is_set():
+                leader.turn(0.05)
+        except BaseException as error:
+            self.error = error
+
+    def join(self) -> None:
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    def crash(self) -> None:
+        """Die as by SIGKILL: nothing is saved, nothing given back, the lease lapses."""
+        self.stop_event.set()
+        if self._thread.ident is not None:
+            self.join()
+        self.service.close()
+        if self.error is not None and not isinstance(self.error, Fenced):
+            raise self.error
+
+
+class Pool:
+    """What a test does to a pool."""
+
+    def __init__(self, url: str, keys: Keys) -> None:
+        self.url, self.keys = url, keys
+        self.client: redis.Redis = connect(url)
+        self.settings = Settings(
+            redis_url=url,
+            pool=keys.pool,
+            block_size=4,
+            max_num_seqs=8,
+            max_num_batched_tokens=32,
+            max_model_len=256,
+            lease_ttl_s=LEASE_TTL_S,
+            snapshot_interval_s=0.2,
+        )
+        self.schedulers: list[Scheduler] = []
+        self.workers: list[LiveWorker] = []
+        self.submissions: dict[str, Submission] = {}
+        self._random = random.Random(7)
+
+    def scheduler(self, **changes: object) -> Scheduler:
+        """A scheduler process, not started."""
+        scheduler = Scheduler(self.settings.model_copy(update=changes))
+        self.schedulers.append(scheduler)
+        return scheduler
+
+    def worker(self, name: str = "worker-0", **options: Any) -> LiveWorker:
+        """A worker process, running."""
+        worker = LiveWorker(self.url, self.keys, name, **options)
+        self.workers.append(worker)
+        return worker.start()
+
+    def submit(self, count: int, *, min_prompt: int = 1, max_prompt: int = 40, max_tokens: int = 40) -> list[str]:
+        """Random requests that do not end early by EOS."""
+        fresh = []
+        for _ in range(count):
+            prompt = [self._random.randrange(1, 24) for _ in range(self._random.randint(min_prompt, max_prompt))]
+            length = self._random.randint(max(1, max_tokens // 2), max_tokens)
+            submission = make_submission(f"r{len(self.submissions)}", prompt, max_tokens=length, min_tokens=length // 2)
+            self.submissions[submission.request_id] = submission
+            fresh.append(submission)
+        asyncio.run(self._submit(fresh))
+        return [submission.request_id for submission in fresh]
+
+    async def _submit(self, submissions: list[Submission]) -> None:
+        client = connect_async(self.url)
+        try:
+            for submission in submissions:
+                await submit(client, self.keys, submission, ttl_s=3600)
+        finally:
+            await client.aclose()
+
+    def send(self, message: IntakeMessage) -> None:
+        self.client.xadd(self.keys.intake, {FIELD: encode(message)})
+
+    def record(self, request_id: str) -> RequestRecord:
+        record = read_record(self.client, self.keys, request_id)
+        assert record is not None
+        return record
+
+    def has_ended(self, request_id: str) -> bool:
+        return self.record(request_id).final is not None
+
+    def wait_until_ended(self, timeout_s: float = 20.0) -> None:
+        def all_ended() -> bool:
+            return self.health() and all(self.has_ended(request_id) for request_id in self.submissions)
+
+        wait_for(all_ended, timeout_s)
+
+    def health(self) -> bool:
+        """Raises what a thread died of."""
+        errors = [scheduler.error for scheduler in self.schedulers] + [worker.error for worker in self.workers]
+        for error in errors:
+            if error is not None and not isinstance(error, Fenced):
+                raise error
+        return True
+
+    def check_texts(self) -> None:
+        """Every request has exactly the output that it would have had alone."""
+        for request_id, submission in self.submissions.items():
+            record = self.record(request_id)
+            expected, reason = reference_output(submission)
+            assert list(record.output) == expected, request_id
+            assert record.final is not None and record.final.end_reason == reason, request_id
+
+    def steps(self) -> int:
+        return int(self.client.xlen(self.keys.steps))
+
+
+@pytest.fixture
+def pool(redis_url: str, keys: Keys) -> Iterator[Pool]:
+    made = Pool(redis_url, keys)
+    yield made
+    for worker in made.workers:
+        worker._dead.set()
+    for scheduler in made.schedulers:
+        scheduler.crash()
+    for worker in made.workers:
+        worker.stop()
+    made.client.close()

@@ -1,0 +1,172 @@
+"""The scheduler as a process: `python -m services.scheduler`."""
+
+import os
+import pkgutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import services.scheduler
+from services.scheduler.__main__ import main
+from shared.leases import decode_lease, read_members
+from shared.messages import WorkerState
+from shared.scripts import read_fence
+from tests.harness.ports import free_port
+from tests.integration.scheduler.conftest import Pool, wait_for
+
+ROOT = Path(services.scheduler.__file__).parents[2]
+
+
+class Process:
+    """One scheduler process; its log is kept."""
+
+    def __init__(self, world: Pool, instance: str, folder: Path, **settings: object) -> None:
+        self.log = folder / f"{instance}.log"
+        given = {
+            "redis_url": world.url,
+            "pool": world.keys.pool,
+            "block_size": 4,
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 32,
+            "lease_ttl_s": 1.0,
+            "instance": instance,
+            **settings,
+        }
+        environment = {f"PAGEWIRE_{name.upper()}": str(value) for name, value in given.items()}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "services.scheduler"], cwd=ROOT, env={**os.environ, **environment}, stderr=log
+            )
+
+    def events(self) -> list[dict[str, Any]]:
+        return [msgspec.json.decode(line) for line in self.log.read_bytes().splitlines()]
+
+    def has_said(self, event: str) -> bool:
+        return any(line["event"] == event for line in self.events())
+
+
+@pytest.fixture
+def started(pool: Pool, tmp_path: Path) -> Iterator[Any]:
+    processes: list[Process] = []
+
+    def start(instance: str, **settings: object) -> Process:
+        processes.append(Process(pool, instance, tmp_path, **settings))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.process.kill()
+        process.process.wait()
+
+
+def test_kill_9_in_the_middle_is_followed_by_a_standby(pool: Pool, started: Any) -> None:
+    worker = pool.worker(step_s=0.004)
+    first = started("first")
+    wait_for(lambda: read_fence(pool.client, pool.keys).epoch == 1)
+    standby = started("standby")
+    pool.submit(8, max_tokens=100)
+    wait_for(lambda: len(worker.statuses) > 20)
+    first.process.kill()
+    pool.wait_until_ended()
+    pool.check_texts()
+    assert worker.incarnations == [1]
+    assert standby.has_said("ticks_replayed") and not standby.has_said("cold_start")
+
+
+def test_sigterm_saves_gives_the_lease_back_and_ends_with_0(pool: Pool, started: Any) -> None:
+    worker = pool.worker(step_s=0.004)
+    first = started("first", lease_ttl_s=30)
+    pool.submit(8, max_tokens=100)
+    wait_for(lambda: len(worker.statuses) > 20)
+    lease: Any = pool.client.get(pool.keys.leader_lease)
+    held = decode_lease(lease)
+    assert held is not None and held.instance == "first"
+    first.process.send_signal(signal.SIGTERM)
+    assert first.process.wait(5) == 0
+    assert pool.client.get(pool.keys.leader_lease) is None
+    assert not any("scheduler" in name for name, lease in read_members(pool.client, pool.keys).items() if lease)
+    second = started("second", lease_ttl_s=30)
+    pool.wait_until_ended()
+    pool.check_texts()
+    replayed = next(line for line in second.events() if line["event"] == "ticks_replayed")
+    assert replayed["num_ticks"] == 0, "the snapshot was taken at the last tick"
+    assert worker.incarnations == [1]
+
+
+def test_logs_are_one_line_each_and_hold_no_tokens(pool: Pool, started: Any) -> None:
+    pool.worker()
+    process = started("first")
+    pool.submit(3)
+    pool.wait_until_ended()
+    events = {line["event"] for line in process.events()}
+    assert {"leading", "worker_fenced", "worker_joined"} <= events
+    known = {"event", "time", "level", "service"}
+    fields = {name for line in process.events() for name in line} - known
+    assert fields <= {"epoch", "worker", "incarnation", "num_blocks", "new_holder", "reason", "num_requests", "tick",
+                      "log_id", "intake_id"}  # fmt: skip
+
+
+def test_its_own_lease_says_what_it_does(pool: Pool, started: Any) -> None:
+    started("first", max_model_len=256)
+
+    def state() -> WorkerState | None:
+        lease = read_members(pool.client, pool.keys).get("scheduler:scheduler-0:first")
+        return lease.state if lease is not None else None
+
+    wait_for(lambda: state() is WorkerState.READY)
+
+
+@pytest.mark.parametrize(("name", "value"), [("block_size", "0"), ("plan_ahead", "9"), ("pool", "a b")])
+def test_a_bad_setting_is_named_and_ends_with_2(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(f"PAGEWIRE_{name.upper()}", value)
+    assert main() == 2
+    assert name in capsys.readouterr().err
+
+
+def test_a_redis_outage_is_waited_out(pool: Pool, started: Any) -> None:
+    """Redis answers nobody for longer than every lease lasts: nobody is fenced for it, and all texts are exact."""
+    worker = pool.worker(step_s=0.004)
+    process = started("first")
+    pool.submit(8, max_tokens=100)
+    wait_for(lambda: len(worker.statuses) > 20)
+    server: Any = pool.client.info("server")
+    redis_pid = int(server["process_id"])
+    os.kill(redis_pid, signal.SIGSTOP)
+    try:
+        time.sleep(3.0)
+    finally:
+        os.kill(redis_pid, signal.SIGCONT)
+    pool.wait_until_ended()
+    pool.check_texts()
+    assert process.process.poll() is None
+    assert worker.incarnations == [1]
+
+
+def test_it_waits_for_redis_to_come_up(pool: Pool, started: Any) -> None:
+    process = started("first", redis_url=f"redis://127.0.0.1:{free_port()}/0")
+    wait_for(lambda: process.has_said("redis_unavailable"))
+    assert process.process.poll() is None
+    process.process.send_signal(signal.SIGTERM)
+    assert process.process.wait(10) == 0
+
+
+def test_no_module_of_the_scheduler_loads_torch() -> None:
+    modules = [m.name for m in pkgutil.walk_packages(services.scheduler.__path__, "services.scheduler.")]
+    assert len(modules) > 20
+    code = f"""
+import importlib, sys
+for name in {modules!r}:
+    importlib.import_module(name)
+unwanted = {{"torch", "transformers", "numpy", "kernels", "fastapi"}} & set(sys.modules)
+assert not unwanted, unwanted
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -1,0 +1,191 @@
+"""Workers die, hang, come back, ask for admission: who is alive, and that no text suffers."""
+
+import time
+from typing import Any
+
+import pytest
+
+from services.scheduler.service import workers
+from shared.leases import read_members
+from shared.messages import Decoder, LogMessage, ProcessDied, WorkerFenced, WorkerState
+from shared.scripts import AppendStatus, read_fence
+from shared.streams import scan
+from tests.fakes.live_worker import LiveWorker
+from tests.integration.scheduler.conftest import Pool, Scheduler, wait_for
+
+_log: Decoder[LogMessage] = Decoder(LogMessage)
+
+
+def _fences(pool: Pool) -> list[tuple[int, str]]:
+    """(incarnation that ended, why) of every fence entry."""
+    messages = [_log.decode(entry.payload) for entry in scan(pool.client, pool.keys.steps)]
+    return [(m.incarnation, m.reason) for m in messages if isinstance(m, WorkerFenced)]
+
+
+def _holder(pool: Pool, name: str = "worker-0") -> str:
+    seat = read_fence(pool.client, pool.keys).workers.get(name)
+    return seat.holder if seat is not None else ""
+
+
+def _run(pool: Pool, **options: Any) -> tuple[LiveWorker, Scheduler]:
+    """A pool in the middle of 8 requests."""
+    worker = pool.worker(step_s=0.003, **options)
+    scheduler = pool.scheduler().start()
+    pool.submit(8, max_tokens=100)
+    wait_for(lambda: len(worker.statuses) > 15)
+    return worker, scheduler
+
+
+def test_a_reported_death_is_fenced_at_once_and_the_successor_continues(pool: Pool) -> None:
+    worker, scheduler = _run(pool, lease_ttl_s=30.0)
+    worker.kill()
+    began = time.monotonic()
+    pool.send(ProcessDied(worker.instance))
+    wait_for(lambda: pool.health() and _holder(pool) == "", 3)
+    assert time.monotonic() - began < 0.5, "the lease would have lasted 30 s"
+    pool.worker()
+    pool.wait_until_ended()
+    pool.check_texts()
+    assert (1, "process_died") in _fences(pool)
+    assert scheduler.leader is not None and scheduler.leader.position.core.counters.requeues >= 4
+
+
+def test_a_worker_that_came_back_is_fenced_by_the_name_of_its_process(pool: Pool) -> None:
+    """The supervisor knows a process by the instance that it gave; fenced once, it serves as `<instance>.1`."""
+    worker, _ = _run(pool, lease_ttl_s=1.0)
+    process = worker.instance
+    worker.pause()
+    wait_for(lambda: pool.health() and _holder(pool) == "")
+    worker.resume()
+    pool.submit(8, max_tokens=100)
+    wait_for(lambda: pool.health() and _holder(pool) == f"{process}.1")
+    worker.kill()
+    pool.send(ProcessDied(process))
+    wait_for(lambda: (3, "process_died") in _fences(pool))
+    pool.worker()
+    pool.wait_until_ended()
+    pool.check_texts()
+
+
+def test_a_death_that_nobody_reports_is_noticed_by_the_lease(pool: Pool) -> None:
+    worker, _ = _run(pool, lease_ttl_s=0.4)
+    time.sleep(1.1)  # the leader has seen the leases for long enough to trust a missing one
+    worker.kill()
+    wait_for(lambda: (1, "lease_lapsed") in _fences(pool))
+    pool.worker()
+    pool.wait_until_ended()
+    pool.check_texts()
+
+
+def test_a_death_is_noticed_while_intake_is_held(pool: Pool) -> None:
+    """All plans are in flight at a hung worker; the report must not wait behind intake that is held back."""
+    worker, _ = _run(pool, lease_ttl_s=30.0)
+    worker.pause()
+    time.sleep(0.1)
+    pool.submit(2)
+    pool.send(ProcessDied(worker.instance))
+    began = time.monotonic()
+    wait_for(lambda: pool.health() and _holder(pool) == "", 3)
+    assert time.monotonic() - began < 0.5
+    pool.worker()
+    pool.wait_until_ended()
+    pool.check_texts()
+
+
+def test_a_hung_worker_is_fenced_and_its_late_result_is_refused(pool: Pool) -> None:
+    worker, _ = _run(pool, lease_ttl_s=0.4)
+    time.sleep(1.1)
+    pool.submit(8, max_tokens=100)
+    wait_for(lambda: pool.health() and len(worker.statuses) > 20)
+    worker.pause()
+    wait_for(lambda: (1, "lease_lapsed") in _fences(pool))
+    worker.resume()
+    wait_for(lambda: AppendStatus.STALE in worker.statuses)
+    pool.wait_until_ended()
+    pool.check_texts()
+    assert worker.incarnations == [1, 3], "it came back under a new instance name"
+
+
+def test_a_worker_that_misses_renewals_but_is_not_fenced_just_goes_on(pool: Pool) -> None:
+    worker, _ = _run(pool, lease_ttl_s=30.0)
+    worker.stop_renewing()
+    pool.wait_until_ended()
+    pool.check_texts()
+    assert worker.incarnations == [1] and set(worker.statuses) == {AppendStatus.OK}
+
+
+def test_a_living_holder_keeps_its_seat(pool: Pool) -> None:
+    first, _ = _run(pool)
+    second = pool.worker()
+    pool.wait_until_ended()
+    pool.check_texts()
+    assert _holder(pool) == first.instance and second.incarnations == []
+    first.stop()
+    pool.workers.remove(first)
+    wait_for(lambda: _holder(pool) == second.instance)
+    pool.submit(2)
+    pool.wait_until_ended()
+    pool.check_texts()
+
+
+@pytest.mark.parametrize("wrong", [{"block_size": 8}, {"max_model_len": 128}, {"max_num_seqs": 4}])
+def test_an_unfitting_worker_is_refused_and_the_log_says_why(
+    pool: Pool, wrong: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    pool.worker(**wrong)
+    pool.scheduler().start()
+    wait_for(lambda: any(r.getMessage() == "worker_refused" for r in caplog.records))
+    refusals: list[Any] = [r for r in caplog.records if r.getMessage() == "worker_refused"]
+    assert next(iter(wrong)) in refusals[0].fields["reason"]
+    time.sleep(0.6)
+    assert len([r for r in caplog.records if r.getMessage() == "worker_refused"]) == 1, "said once"
+    assert _holder(pool) == ""
+
+
+def test_a_draining_worker_gets_nothing_new(pool: Pool) -> None:
+    workers = [pool.worker("worker-0", step_s=0.002), pool.worker("worker-1", step_s=0.002)]
+    scheduler = pool.scheduler().start()
+    wait_for(lambda: scheduler.leader is not None and len(scheduler.leader.position.core.lanes) == 2)
+    leader = scheduler.leader
+    assert leader is not None
+    workers[0].keeper.update(state=WorkerState.DRAINING)
+    wait_for(lambda: leader.position.core.lanes["worker-0"].draining)
+    pool.submit(6)
+    pool.wait_until_ended()
+    pool.check_texts()
+    assert workers[0].statuses == [] and len(workers[1].statuses) > 10
+
+
+def test_a_restarted_leader_does_not_fence_a_worker_that_lives(pool: Pool) -> None:
+    worker, first = _run(pool)
+    first.crash()
+    pool.scheduler().start()
+    pool.wait_until_ended()
+    time.sleep(1.3)  # past the time in which missing leases prove nothing
+    assert worker.incarnations == [1] and len(_fences(pool)) == 1
+
+
+def test_a_worker_admitted_by_a_leader_that_died_before_the_tick_still_joins(pool: Pool) -> None:
+    """Between `fence_worker` and the tick that carries `WorkerJoined` lies a moment in which the leader may die."""
+    worker = pool.worker()
+    first = pool.scheduler()
+    leader = first.take_over()
+    while _holder(pool) == "":
+        leader.turn(0.01)
+    assert not leader.position.core.lanes
+    first.crash()
+    pool.scheduler().start()
+    pool.submit(3)
+    pool.wait_until_ended()
+    pool.check_texts()
+    assert worker.incarnations == [1]
+
+
+def test_names_of_the_dead_leave_the_members(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "FORGET_AFTER_S", 0.2)
+    worker = pool.worker(lease_ttl_s=0.4)
+    pool.scheduler().start()
+    wait_for(lambda: _holder(pool) == worker.instance)
+    assert len(read_members(pool.client, pool.keys)) == 1
+    worker.kill()
+    wait_for(lambda: read_members(pool.client, pool.keys) == {})
