@@ -75,12 +75,12 @@ def replay(client: redis.Redis, keys: Keys, snapshot: Snapshot, config: Schedule
     return position
 
 
-def plan_streams(fence: FenceState, known: Mapping[str, int]) -> list[Incarnation]:
-    """Incarnations that may have a plan stream: of every worker, from the known one (else 1) to the present one."""
+def plan_streams(fence: FenceState, first: Mapping[str, int]) -> list[Incarnation]:
+    """Incarnations that may have a plan stream: of every worker, from `first` (else from 1) to the present one."""
     return [
         Incarnation(worker, number)
         for worker, state in fence.workers.items()
-        for number in range(max(1, known.get(worker, 1)), state.incarnation + 1)
+        for number in range(max(1, first.get(worker, 1)), state.incarnation + 1)
     ]
 
 
@@ -93,8 +93,9 @@ def _committed_ticks(
         for payload in (entry.payload for entry in log)
         if (tick := _tick_of_entry(payload)) is not None
     ]
-    known = {worker: lane.incarnation for worker, lane in position.core.lanes.items()}
-    for incarnation in plan_streams(fence, known):
+    # Whatever was fenced before the snapshot has no later ticks.
+    first = {worker: known.fenced + 1 for worker, known in position.core.known_workers.items()}
+    for incarnation in plan_streams(fence, first):
         for _, payload in scan(client, keys.plans(incarnation.worker, incarnation.number)):
             found.append(CommittedTick(_plans.decode(payload).tick, incarnation, payload))
     later = sorted((c for c in found if c.tick.number > position.tick), key=lambda c: c.tick.number)

@@ -15,7 +15,8 @@ from shared.keys import Keys
 from shared.streams import START, entry_order
 
 MARK_INTERVAL_MS = 500
-"""Resolution of the step log's size over time."""
+MARKS_PER_KEPT_LOG = 1000
+"""Resolution of the step log: marks are that far apart in time, and that share of `keep_bytes`."""
 
 
 class Incarnation(NamedTuple):
@@ -55,7 +56,7 @@ class Trimmer:
     def on_read(self, log_id: str, num_bytes: int) -> None:
         """The step log was read up to `log_id`, `num_bytes` more than before."""
         self._num_bytes += num_bytes
-        if not self._marks or entry_order(log_id)[0] >= entry_order(self._marks[-1][0])[0] + MARK_INTERVAL_MS:
+        if not self._marks or self._is_far_from(*self._marks[-1], log_id):
             self._marks.append((log_id, self._num_bytes))
 
     def on_saved(self, saved: Saved) -> None:
@@ -96,6 +97,10 @@ class Trimmer:
         while self._marks and self._is_old(self._marks[0]):
             self._aged = self._marks.popleft()[0]
         return min(self._aged, saved.log_id, self._folded, key=entry_order)
+
+    def _is_far_from(self, mark_id: str, mark_bytes: int, log_id: str) -> bool:
+        grown = self._num_bytes - mark_bytes >= self._keep_bytes // MARKS_PER_KEPT_LOG
+        return grown and entry_order(log_id)[0] >= entry_order(mark_id)[0] + MARK_INTERVAL_MS
 
     def _is_old(self, mark: tuple[str, int]) -> bool:
         log_id, num_bytes = mark
