@@ -1,6 +1,7 @@
 """BEST-13: the official client, and its own types read strictly, over every form of usage reporting."""
 
 import json
+import threading
 from typing import Any
 
 import httpx
@@ -120,6 +121,17 @@ def test_a_waiting_stream_sends_comments(scene_with_fast_pings: Scene) -> None:
             if lines.count(": ping") == 3:
                 scene.pool.release()
     assert lines.count(": ping") >= 3 and lines[-2] == "data: [DONE]"
+
+
+def test_comments_between_events_do_not_disturb_the_official_client(scene_with_fast_pings: Scene) -> None:
+    """A blank line behind a comment ended an event without data for clients that remember the last event id."""
+    scene = scene_with_fast_pings
+    scene.scripts["slow"] = answer("ab", hold_after=1)
+    threading.Timer(0.5, scene.pool.release).start()
+    with scene.gateway.openai() as client:
+        chunks = list(client.completions.create(model="bytes", prompt="slow", stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "ab"
+    assert chunks[-1].choices[0].finish_reason is not None
 
 
 @pytest.fixture
