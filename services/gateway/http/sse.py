@@ -8,8 +8,8 @@ import msgspec
 PING = b": ping\n"
 """A comment: keeps proxies from cutting an idle stream.
 
-No blank line follows: behind an `id:` line the official Python client takes one for the end of an event without data, and
-fails to parse it.
+No blank line follows: behind an `id:` line the official Python client takes one for the end of an event without data,
+and fails to parse it.
 """
 DONE = b"data: [DONE]\n\n"
 
