@@ -102,7 +102,7 @@ def test_stop_and_abort_end_requests_early(pool: Pool) -> None:
 def test_the_log_is_cheap(pool: Pool) -> None:
     """32 requests at once: at most 2 stream writes per step and 4 per request; plans of steady decode stay small."""
     pool.worker(num_blocks=512, max_num_seqs=32, max_tokens=64, step_s=0.004)
-    pool.scheduler(max_num_seqs=32, max_num_batched_tokens=64).start()
+    pool.scheduler(max_num_seqs=32, max_num_batched_tokens=64, lease_ttl_s=2.0).start()
     wait_for(lambda: bool(pool.client.exists(pool.keys.stats)) and _stats_of(pool).num_workers == 1)
     pool.client.config_resetstat()
     pool.submit(32, min_prompt=8, max_prompt=24, max_tokens=100)
@@ -129,10 +129,10 @@ def _calls(pool: Pool, command: str) -> int:
 
 def test_an_idle_pool_writes_no_ticks(pool: Pool) -> None:
     pool.worker()
-    scheduler = pool.scheduler().start()
+    scheduler = pool.scheduler(fold_interval_s=0.2).start()
     pool.submit(1)
     pool.wait_until_ended()
-    time.sleep(0.6)  # the last snapshot and fold
+    time.sleep(1.0)  # the last snapshot and fold
     assert scheduler.leader is not None
     tick, length = scheduler.leader.position.tick, pool.steps()
     time.sleep(0.6)
