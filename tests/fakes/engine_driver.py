@@ -45,6 +45,8 @@ class EngineDriver:
         self._free = list(range(engine.cache.num_blocks))
         random.Random(seed).shuffle(self._free)
         self._added: list[NewRow] = []
+        self.extra_blocks: list[tuple[int, int]] = []
+        """(row, block_id) pairs that the next plan brings on top, as one made before an ending was known would."""
         engine.begin(worker, incarnation)
 
     def add(self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, row: int | None = None) -> Driven:
@@ -58,16 +60,25 @@ class EngineDriver:
         return request
 
     def step(
-        self, chunks: Mapping[str, int] | None = None, *, chunk_size: int = 10**9, drop: Sequence[str] = ()
+        self,
+        chunks: Mapping[str, int] | None = None,
+        *,
+        chunk_size: int = 10**9,
+        drop: Sequence[str] = (),
+        drop_rows: Sequence[int] = (),
     ) -> StepResult:
-        """One plan: drop, then `chunks`, or for every request in prefill one of at most `chunk_size`."""
-        dropped = tuple(self._release(self.requests[request_id]) for request_id in drop)
+        """One plan: drop, then `chunks`, or for every request in prefill one of at most `chunk_size`.
+
+        `drop_rows` names rows that may have ended already, as a plan made before that was known does.
+        """
+        dropped = (*drop_rows, *(self._release(self.requests[request_id]) for request_id in drop))
         if chunks is None:
             waiting = [r for r in self._rows if r is not None and r.pending]
             sizes = {r.request_id: min(chunk_size, len(r.tokens) - r.num_computed) for r in waiting}
         else:
             sizes = dict(chunks)
-        pairs: list[int] = []
+        pairs = [number for pair in self.extra_blocks for number in pair]
+        self.extra_blocks = []
         for request in self._rows:
             if request is not None:
                 pairs += self._grow(request, sizes.get(request.request_id, 0))

@@ -53,7 +53,7 @@ def paged_case(
     spare_blocks: int = 3,
     seed: int = 0,
 ) -> PagedCase:
-    """Rows scattered over shuffled blocks of a block-major cache with several layers, poisoned wherever nothing is written."""
+    """Rows scattered over shuffled blocks of a block-major cache of several layers, NaN wherever nothing is written."""
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape: int) -> torch.Tensor:
@@ -76,6 +76,4 @@ def paged_case(
             k_cache[block, :, offset] = keys[-1][position]
             v_cache[block, :, offset] = values[-1][position]
     query = random(sum(query_lens), num_heads, head_dim)
-    return PagedCase(
-        np.array(query_lens), np.array(context_lens), query, keys, values, k_cache, v_cache, tables
-    )
+    return PagedCase(np.array(query_lens), np.array(context_lens), query, keys, values, k_cache, v_cache, tables)

@@ -23,7 +23,12 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (9, 3), (8, 1)], ids=["mha", "gqa3", "gqa8"])
 def test_decode_rows_equal_dense_attention(block_size: int, num_heads: int, num_kv_heads: int) -> None:
     case = paged_case(
-        [1] * len(ODD_LENGTHS), ODD_LENGTHS, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=24, block_size=block_size
+        [1] * len(ODD_LENGTHS),
+        ODD_LENGTHS,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=24,
+        block_size=block_size,
     )
     assert_close(run(case), case.expected(SCALE))
 
@@ -65,7 +70,9 @@ def test_a_row_has_the_same_numbers_alone_and_in_a_batch() -> None:
     case = paged_case([1] * 6, lengths, num_heads=9, num_kv_heads=3, head_dim=64, block_size=16)
     together = run(case)
     for row in range(6):
-        batch = prepare(case.query_lens[:1], case.context_lens[row : row + 1], case.block_tables[row : row + 1], case.k_cache)
+        batch = prepare(
+            case.query_lens[:1], case.context_lens[row : row + 1], case.block_tables[row : row + 1], case.k_cache
+        )
         alone = paged_attention(case.query[row : row + 1], case.k_cache, case.v_cache, batch, scale=SCALE)
         assert torch.equal(alone[0], together[row]), f"row {row}"
 

@@ -67,7 +67,9 @@ def test_cache_write_takes_slices_of_a_fused_projection() -> None:
         lambda: rope(random(2, 3, 8), random(3, 8), random(3, 8)),
         lambda: cache_write(random(2, 3, 4), random(2, 3, 4), random(2, 2, 8, 4), random(2, 2, 8, 4), torch.arange(2)),
         lambda: cache_write(random(2, 3, 4), random(2, 3, 4), random(2, 3, 8, 4), random(2, 3, 8, 4), torch.arange(3)),
-        lambda: cache_write(random(2, 3, 4), random(2, 3, 4), random(2, 3, 8, 4), random(2, 3, 8, 4), torch.arange(2).int()),
+        lambda: cache_write(
+            random(2, 3, 4), random(2, 3, 4), random(2, 3, 8, 4), random(2, 3, 8, 4), torch.arange(2).int()
+        ),
     ],
 )
 def test_wrong_shapes_and_dtypes_are_refused(call) -> None:

@@ -62,10 +62,10 @@ class LlamaModel:
         self.device = device
         self._inv_freq = inverse_frequencies(config.rope, config.head_dim).to(device)
         vocabulary = (config.vocab_size, config.hidden_size)
-        self._embedding = weights.get("model.embed_tokens.weight", vocabulary)
+        self.embedding = weights.get("model.embed_tokens.weight", vocabulary)
         self._norm = weights.get("model.norm.weight", (config.hidden_size,))
         tied = config.tie_word_embeddings or "lm_head.weight" not in weights
-        self._head = pack_linear(self._embedding if tied else weights.get("lm_head.weight", vocabulary))
+        self._head = pack_linear(self.embedding if tied else weights.get("lm_head.weight", vocabulary))
         self._layers: list[Layer] = []
         for index in range(config.num_layers):
             self._layers.append(_read_layer(config, weights, f"model.layers.{index}."))
@@ -85,7 +85,7 @@ class LlamaModel:
             Logits [num_samples, vocab_size], float32.
         """
         tables = rope_tables(inputs.positions, self._inv_freq, self.dtype)
-        hidden = torch.nn.functional.embedding(inputs.token_ids, self._embedding)
+        hidden = torch.nn.functional.embedding(inputs.token_ids, self.embedding)
         for index, layer in enumerate(self._layers):
             normed = rms_norm(hidden, layer.input_norm, self.config.rms_norm_eps)
             hidden = hidden + layer.out(self._attention(layer.qkv(normed), tables, cache.layer(index), inputs))

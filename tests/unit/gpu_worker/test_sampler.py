@@ -1,0 +1,260 @@
+"""Every parameter against its definition; draws against the distribution they should follow."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from services.gpu_worker.sampling.draw import inverse_cdf
+from services.gpu_worker.sampling.filters import cutoffs
+from services.gpu_worker.sampling.sampler import Sampler
+from shared.sampling import SamplingParams
+from tests.fakes.naive_sampling import distribution, processed_logits
+
+VOCAB_SIZE = 700
+EOS = (2, 5)
+NO_TOKENS = np.zeros(0, np.int64)
+
+
+def logits_of(seed: int, vocab_size: int = VOCAB_SIZE, spread: float = 3.0) -> torch.Tensor:
+    return torch.randn(vocab_size, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def sampler(num_rows: int = 4, vocab_size: int = VOCAB_SIZE) -> Sampler:
+    return Sampler(num_rows, vocab_size, EOS, torch.device("cpu"))
+
+
+def sample_one(
+    logits: torch.Tensor, params: SamplingParams, prompt: list[int] | None = None, output: list[int] | None = None
+) -> int:
+    """The token of a single row whose history is given."""
+    one, output = sampler(1, len(logits)), output or []
+    one.add(0, params, np.array(prompt or [], np.int64), np.array(output, np.int64))
+    return int(one.sample(logits[None].clone(), np.array([0]), np.array([len(output)])).tokens[0])
+
+
+def draw_many(logits: torch.Tensor, params: SamplingParams, count: int) -> np.ndarray:
+    """`count` draws of one row at output indices 0, 1, 2, …: [count]."""
+    many = sampler(count, len(logits))
+    for row in range(count):
+        many.add(row, params, NO_TOKENS, NO_TOKENS)
+    # Each row stands at another output index of the same request.
+    return many.sample(logits.repeat(count, 1), np.arange(count), np.arange(count)).tokens.numpy()
+
+
+PROMPT = [3, 4, 4, 9, 600]
+OUTPUT = [9, 17, 17, 17, 44]
+DETERMINISTIC: dict[str, dict] = {
+    "plain": {},
+    "logit_bias": {"logit_bias": ((44, 30.0), (45, -30.0), (699, 5.0))},
+    "repetition": {"repetition_penalty": 1.7},
+    "repetition below one": {"repetition_penalty": 0.4},
+    "presence": {"presence_penalty": 2.0},
+    "negative frequency": {"frequency_penalty": -2.0},
+    "min_tokens": {"min_tokens": 6, "stop_token_ids": (17, 44)},
+    "min_tokens with ignore_eos": {"min_tokens": 6, "stop_token_ids": (17,), "ignore_eos": True},
+    "all": {
+        "logit_bias": ((2, 50.0), (17, 4.0)),
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.7,
+        "min_tokens": 9,
+        "stop_token_ids": (17,),
+    },
+}
+
+
+@pytest.mark.parametrize("case", DETERMINISTIC)
+def test_greedy_takes_the_largest_changed_logit(case: str) -> None:
+    params = SamplingParams(max_tokens=50, seed=0, temperature=0.0, **DETERMINISTIC[case])
+    for seed in range(30):
+        logits = logits_of(seed)
+        logits[list({*PROMPT, *OUTPUT, *EOS})] += 4.0  # what the parameters act on competes for the first place
+        expected = processed_logits(logits.numpy(), params, PROMPT, OUTPUT, EOS).argmax()
+        assert sample_one(logits, params, PROMPT, OUTPUT) == expected
+
+
+def test_temperature_below_the_bound_is_greedy() -> None:
+    logits = logits_of(1)
+    assert sample_one(logits, SamplingParams(max_tokens=9, seed=3, temperature=1e-9)) == logits.argmax()
+
+
+def test_smallest_sampled_temperature_does_not_overflow() -> None:
+    logits = logits_of(1) * 1000
+    assert sample_one(logits, SamplingParams(max_tokens=9, seed=3, temperature=1.1e-5)) == logits.argmax()
+
+
+FILTERS: dict[str, dict] = {
+    "top_k 1": {"top_k": 1},
+    "top_k 40": {"top_k": 40},
+    "top_k over the candidates": {"top_k": 400},
+    "top_k over the vocabulary": {"top_k": 10**9},
+    "top_p": {"top_p": 0.8},
+    "tiny top_p": {"top_p": 1e-6},
+    "top_p over the candidates": {"top_p": 0.97, "temperature": 2.0},
+    "min_p": {"min_p": 0.05},
+    "min_p one": {"min_p": 1.0},
+    "top_k then top_p": {"top_k": 30, "top_p": 0.9},
+    "wide top_k then top_p": {"top_k": 500, "top_p": 0.99, "temperature": 2.0},
+    "all": {"top_k": 25, "top_p": 0.9, "min_p": 0.02, "temperature": 1.3},
+}
+
+
+@pytest.mark.parametrize("case", FILTERS)
+def test_filters_keep_exactly_the_tokens_of_their_definition(case: str) -> None:
+    params = SamplingParams(max_tokens=9, seed=0, **FILTERS[case])
+    for seed in range(20):
+        logits = logits_of(seed, spread=1.0 if "candidates" in case or "wide" in case else 3.0)
+        expected = distribution(logits.numpy().astype(np.float64), params) > 0
+        scaled = (logits / params.temperature)[None]
+        columns = (torch.tensor([params.top_k]), torch.tensor([params.top_p]), torch.tensor([params.min_p]))
+        kept = scaled >= cutoffs(scaled, *columns)[:, None]
+        assert np.array_equal(kept[0].numpy(), expected), f"{int(kept.sum())} kept, {expected.sum()} expected"
+
+
+def test_equal_logits_are_kept_together() -> None:
+    logits = torch.tensor([1.0, 3.0, 2.0, 3.0, 2.0, 2.0, 0.0])[None]
+    one = torch.ones(1)
+    assert cutoffs(logits, torch.tensor([3]), one, 0 * one) == 2.0
+    assert cutoffs(logits, torch.tensor([2]), one, 0 * one) == 3.0
+
+
+def test_rows_of_a_batch_are_filtered_each_by_its_own_parameters() -> None:
+    many = sampler(len(FILTERS))
+    logits = torch.stack([logits_of(seed) for seed in range(len(FILTERS))])
+    for row, changes in enumerate(FILTERS.values()):
+        many.add(row, SamplingParams(max_tokens=9, seed=row, **changes), NO_TOKENS, NO_TOKENS)
+    together = many.sample(logits.clone(), np.arange(len(FILTERS)), np.full(len(FILTERS), 3)).tokens.tolist()
+    for row, changes in enumerate(FILTERS.values()):
+        one = sampler(1)
+        one.add(0, SamplingParams(max_tokens=9, seed=row, **changes), NO_TOKENS, NO_TOKENS)
+        assert one.sample(logits[row : row + 1].clone(), np.array([0]), np.array([3])).tokens.tolist() == [
+            together[row]
+        ]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"temperature": 0.6},
+        {"top_k": 8},
+        {"top_p": 0.7},
+        {"min_p": 0.1},
+        {"top_k": 20, "top_p": 0.9, "temperature": 1.4},
+    ],
+    ids=str,
+)
+def test_draws_follow_the_distribution(changes: dict) -> None:
+    """Chi-square over the tokens of a small vocabulary, with a fixed seed; the bound is the 99.9 % quantile."""
+    count, vocab_size = 6000, 60
+    logits = logits_of(5, vocab_size, spread=1.5)
+    params = SamplingParams(max_tokens=9, seed=11, **changes)
+    expected = distribution(logits.numpy().astype(np.float64), params) * count
+    observed = np.bincount(draw_many(logits, params, count), minlength=vocab_size)
+    assert observed[expected == 0].sum() == 0
+    common = expected >= 5
+    rare_expected, rare_observed = expected[~common].sum(), observed[~common].sum()
+    chi_square = ((observed - expected)[common] ** 2 / expected[common]).sum()
+    if rare_expected > 0:
+        chi_square += (rare_observed - rare_expected) ** 2 / rare_expected
+    freedom = common.sum() - (rare_expected == 0)
+    assert chi_square < freedom + 3.1 * math.sqrt(2 * freedom) + 8, (
+        f"{chi_square:.1f} with {freedom} degrees of freedom"
+    )
+
+
+def test_draws_depend_on_seed_choice_and_index_but_not_on_the_batch() -> None:
+    logits = logits_of(8, spread=0.5)
+    many = sampler(4)
+    rows = [(5, 0, 7), (6, 0, 7), (5, 1, 7), (5, 0, 8)]
+    for row, (seed, choice, _) in enumerate(rows):
+        many.add(row, SamplingParams(max_tokens=9, seed=seed, choice=choice), NO_TOKENS, NO_TOKENS)
+    index = np.array([index for _, _, index in rows])
+    together = many.sample(logits.repeat(4, 1), np.arange(4), index).tokens.tolist()
+    backwards = many.sample(logits.repeat(4, 1), np.array([3, 2, 1, 0]), index[::-1].copy()).tokens.tolist()
+    assert together == backwards[::-1]
+    assert len(set(together)) == 4
+    assert many.sample(logits[None].clone(), np.array([0]), np.array([7])).tokens.tolist() == together[:1]
+
+
+def test_penalty_counts_follow_the_sampled_tokens() -> None:
+    """Eight steps of one row; the definition is given the tokens that came out so far."""
+    params = SamplingParams(max_tokens=50, seed=0, temperature=0.0, frequency_penalty=2.0, repetition_penalty=1.1)
+    one = sampler(1)
+    output: list[int] = []
+    one.add(0, params, np.array(PROMPT), NO_TOKENS)
+    logits = logits_of(3)
+    for index in range(8):
+        expected = processed_logits(logits.numpy(), params, PROMPT, output).argmax()
+        output += one.sample(logits[None].clone(), np.array([0]), np.array([index])).tokens.tolist()
+        assert output[-1] == expected
+    assert len(set(output)) > 1
+
+
+def test_a_row_that_returns_has_the_counts_it_left_with() -> None:
+    params = SamplingParams(max_tokens=50, seed=0, temperature=0.0, presence_penalty=1.5, repetition_penalty=1.3)
+    logits = [logits_of(seed) for seed in range(6)]
+
+    def run(*, returns: bool) -> list[int]:
+        some = sampler(3)
+        output: list[int] = []
+        some.add(0, params, np.array(PROMPT), NO_TOKENS)
+        for index, row_logits in enumerate(logits):
+            if returns and index == 3:
+                some.remove(0)
+                some.add(1, params, np.array([8]), np.array([9]))  # takes the place that the row had
+                some.add(0, params, np.array(PROMPT), np.array(output))
+            output += some.sample(row_logits[None].clone(), np.array([0]), np.array([index])).tokens.tolist()
+        return output
+
+    assert run(returns=True) == run(returns=False)
+
+
+def test_counts_of_many_rows_do_not_mix() -> None:
+    params = SamplingParams(max_tokens=50, seed=0, temperature=0.0, presence_penalty=2.0, frequency_penalty=2.0)
+    many = sampler(11)
+    outputs: list[list[int]] = [[] for _ in range(11)]
+    for row in range(11):
+        many.add(row, params, NO_TOKENS, NO_TOKENS)
+    for index in range(5):
+        logits = torch.stack([logits_of(row) for row in range(11)])
+        expected = [processed_logits(logits[row].numpy(), params, [], outputs[row]).argmax() for row in range(11)]
+        tokens = many.sample(logits, np.arange(11), np.full(11, index)).tokens.tolist()
+        assert tokens == expected
+        for row, token in enumerate(tokens):
+            outputs[row].append(token)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+@pytest.mark.parametrize("changes", [{"temperature": 0.0}, {}, {"top_p": 0.9, "presence_penalty": 1.0}], ids=str)
+def test_logits_that_are_not_finite_are_reported_for_their_row_only(poison: float, changes: dict) -> None:
+    params = SamplingParams(max_tokens=9, seed=4, **changes)
+    logits = torch.stack([logits_of(seed) for seed in range(3)])
+    clean, poisoned = sampler(3), sampler(3)
+    for row in range(3):
+        clean.add(row, params, NO_TOKENS, NO_TOKENS)
+        poisoned.add(row, params, NO_TOKENS, NO_TOKENS)
+    expected = clean.sample(logits.clone(), np.arange(3), np.zeros(3, np.int64))
+    logits[1, 77] = poison
+    actual = poisoned.sample(logits, np.arange(3), np.zeros(3, np.int64))
+    assert expected.ok.all()
+    assert actual.ok.tolist() == [True, False, True]
+    assert actual.tokens[[0, 2]].tolist() == expected.tokens[[0, 2]].tolist()
+    assert 0 <= int(actual.tokens[1]) < VOCAB_SIZE
+
+
+@pytest.mark.parametrize("vocab_size", [1, 127, 128, 129, 700])
+def test_inverse_cdf_equals_a_linear_search(vocab_size: int) -> None:
+    generator = torch.Generator().manual_seed(vocab_size)
+    weights = torch.rand(50, vocab_size, generator=generator)
+    weights[weights < 0.3] = 0.0
+    weights[:, vocab_size // 2] += 0.5
+    uniforms = torch.rand(50, generator=generator, dtype=torch.float64)
+    uniforms[:2] = torch.tensor([0.0, 1 - 2.0**-52], dtype=torch.float64)
+    drawn = inverse_cdf(weights, uniforms).tolist()
+    for row, token in enumerate(drawn):
+        cumulative = np.cumsum(weights[row].numpy().astype(np.float64))
+        assert token == int(np.searchsorted(cumulative, uniforms[row].item() * cumulative[-1], side="right"))
+        assert weights[row, token] > 0
