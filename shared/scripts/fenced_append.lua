@@ -23,9 +23,7 @@ for k = 2, #KEYS do
     at = at + 2
   else
     local n = tonumber(ARGV[at + 2])
-    for i = 0, n - 1 do
-      redis.call('HSET', KEYS[k], ARGV[at + 3 + 2 * i], ARGV[at + 4 + 2 * i])
-    end
+    redis.call('HSET', KEYS[k], unpack(ARGV, at + 3, at + 2 + 2 * n))
     redis.call('EXPIRE', KEYS[k], ARGV[at + 1])
     at = at + 3 + 2 * n
   end
