@@ -15,7 +15,7 @@ from shared.errors import ConfigError, ProtocolError
 
 log = logging.getLogger(__name__)
 
-_STUCK_MARGIN_S = 5.0
+_STUCK_MARGIN_S = 3.0
 """Beyond the drain's grace: a step that runs, then results that go out."""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.gpu_worker.service import partition
-from services.gpu_worker.service.partition import divide, plan_partition
+from services.gpu_worker.service.partition import divide, plan_partition, thread_environment
 
 
 @pytest.mark.parametrize("num_cores", [1, 2, 3, 7, 16])
@@ -57,6 +57,12 @@ def test_a_share_is_whole_cores_of_one_socket(two_sockets: Path) -> None:
 def test_container_quota_bounds_the_threads(two_sockets: Path, quota: str, threads: int) -> None:
     (two_sockets / "cpu.max").write_text(quota + "\n")
     assert plan_partition(0, 1).num_threads == threads
+
+
+def test_idle_threads_do_not_spin_on_cores_that_others_need(two_sockets: Path) -> None:
+    environment = thread_environment(plan_partition(0, 2))
+    assert environment["OMP_NUM_THREADS"] == "2"
+    assert int(environment["GOMP_SPINCOUNT"]) <= 10_000
 
 
 def test_process_and_its_threads_are_pinned() -> None:
