@@ -24,8 +24,6 @@ class DecodeGroup:
     """[B * num_kv_heads * blocks] (block, head) runs to gather, row-major."""
     unseen: torch.Tensor
     """[B, 1, 1, T] bool, true past the row's context."""
-    unseen_slots: torch.Tensor
-    """Places in the gathered [B * num_kv_heads * T] slots that are past the row's context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +98,14 @@ def _decode_group(
     block_tables: torch.Tensor,
     k_cache: torch.Tensor,
 ) -> DecodeGroup:
-    device, num_kv_heads = k_cache.device, k_cache.shape[1]
+    device = k_cache.device
     unseen = np.arange(width * k_cache.shape[2]) >= context_lens[rows, None]
-    slots = np.flatnonzero(np.repeat(unseen[:, None], num_kv_heads, axis=1))
     whole = len(rows) == len(starts)
     tables = block_tables if whole else block_tables[torch.from_numpy(rows).to(device)]
     return DecodeGroup(
         tokens=None if whole else torch.from_numpy(starts[rows]).to(device),
         runs=_runs(tables[:, :width], k_cache),
         unseen=torch.from_numpy(unseen).to(device)[:, None, None],
-        unseen_slots=torch.from_numpy(slots).to(device),
     )
 
 
@@ -155,13 +151,26 @@ def _decode(
     pairs = num_rows * num_kv_heads
     k = keys.index_select(0, group.runs).view(pairs, -1, head_dim)
     v = values.index_select(0, group.runs).view(pairs, -1, head_dim)
-    # A probability of zero does not silence a NaN: 0 * NaN = NaN. So unseen values are cleared, not only masked.
-    v.view(-1, head_dim).index_fill_(0, group.unseen_slots, 0.0)
     q = (query * scale).reshape(pairs, num_heads // num_kv_heads, head_dim)
     scores = torch.bmm(q, k.transpose(1, 2))
     scores.view(num_rows, num_kv_heads, -1, scores.shape[-1]).masked_fill_(group.unseen, -torch.inf)
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(v.dtype)
-    return torch.bmm(weights, v).view(num_rows, num_heads, head_dim)
+    return _weighted_sum(weights, v, group.unseen).view(num_rows, num_heads, head_dim)
+
+
+def _weighted_sum(weights: torch.Tensor, v: torch.Tensor, unseen: torch.Tensor) -> torch.Tensor:
+    """`weights @ v` over the slots that a row sees.
+
+    A weight of zero does not silence a NaN in an unseen slot: 0 * NaN = NaN. Clearing those slots costs a pass over all
+    values, so on a CPU, where looking at the result is free, it is done only if a NaN came out. Either way gives the
+    same numbers, since zero times anything finite is zero.
+    """
+    if v.device.type == "cpu":
+        out = torch.bmm(weights, v)
+        if not bool(out.isnan().any()):
+            return out
+    by_row = v.view(len(unseen), -1, v.shape[1], v.shape[2])
+    return torch.bmm(weights, by_row.masked_fill(unseen.transpose(2, 3), 0.0).view(v.shape))
 
 
 def _prefill(

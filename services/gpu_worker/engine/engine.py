@@ -11,6 +11,7 @@ from services.gpu_worker.cache.kv_cache import KVCache
 from services.gpu_worker.engine.batch import Batch, RowState
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.endings import Endings
+from services.gpu_worker.engine.host_memory import keep_freed_memory
 from services.gpu_worker.engine.inputs import StepInputs, build_inputs
 from services.gpu_worker.engine.outcome import Outcome, nothing
 from services.gpu_worker.engine.rates import Rates
@@ -65,6 +66,7 @@ class Engine:
 
         The batch must be empty; it is empty afterwards. The cache's content is overwritten.
         """
+        keep_freed_memory()
         self.begin("", 0)
         for plan in warm_up_plans(self.config, self.cache, on_cpu=self.model.device.type == "cpu"):
             self.step(plan)

@@ -88,11 +88,17 @@ class LlamaModel:
         hidden = torch.nn.functional.embedding(inputs.token_ids, self.embedding)
         for index, layer in enumerate(self._layers):
             normed = rms_norm(hidden, layer.input_norm, self.config.rms_norm_eps)
-            hidden = hidden + layer.out(self._attention(layer.qkv(normed), tables, cache.layer(index), inputs))
+            attended = self._attention(layer.qkv(normed), tables, cache.layer(index), inputs)
+            if index == len(self._layers) - 1 and inputs.sample_at is not None:
+                # All keys and values are written: from here on only sampled tokens matter.
+                attended, hidden = attended[inputs.sample_at], hidden[inputs.sample_at]
+                if not len(hidden):
+                    break
+            hidden = hidden + layer.out(attended)
             normed = rms_norm(hidden, layer.mlp_norm, self.config.rms_norm_eps)
             hidden = hidden + layer.down(silu_mul(layer.gate_up(normed)))
-        if inputs.sample_at is not None:
-            hidden = hidden[inputs.sample_at]
+        if not len(hidden):
+            return torch.empty(0, self.config.vocab_size, device=self.device)
         return self._head(rms_norm(hidden, self._norm, self.config.rms_norm_eps)).float()
 
     def _attention(

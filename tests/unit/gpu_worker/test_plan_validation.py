@@ -22,7 +22,7 @@ def blocks(*pairs: tuple[int, int]) -> bytes:
 
 @pytest.fixture
 def engine(make_driver):
-    """Row 0 decodes, with blocks 0 and 1 and 11 tokens; row 1 is in prefill, with block 2 and 4 of 10 tokens computed."""
+    """Row 0 decodes with blocks 0 and 1 and 11 tokens; row 1 is in prefill with block 2, 4 of 10 tokens computed."""
     engine = make_driver(num_blocks=NUM_BLOCKS, max_num_seqs=NUM_ROWS, block_size=BLOCK_SIZE).engine
     engine.step(
         StepPlan(

@@ -113,6 +113,25 @@ def test_filters_keep_exactly_the_tokens_of_their_definition(case: str) -> None:
         assert np.array_equal(kept[0].numpy(), expected), f"{int(kept.sum())} kept, {expected.sum()} expected"
 
 
+@pytest.mark.parametrize("top_p", [0.02, 0.5, 0.999])
+def test_nuclei_of_every_size_in_a_large_vocabulary(top_p: float) -> None:
+    """Some are found among the first candidates, some among more, some need a sorted row."""
+    logits = torch.stack([logits_of(seed, 9000, spread) for seed, spread in enumerate((8.0, 2.0, 0.5))])
+    params = SamplingParams(max_tokens=9, seed=0, top_p=top_p)
+    one = torch.ones(3)
+    kept = logits >= cutoffs(logits, torch.zeros(3, dtype=torch.int64), one * top_p, 0 * one)[:, None]
+    sizes = []
+    for row in range(3):
+        expected = distribution(logits[row].numpy().astype(np.float64), params) > 0
+        sizes.append(int(expected.sum()))
+        assert abs(int(kept[row].sum()) - sizes[-1]) <= 1, "float32 may see the last token on the other side"
+    assert sizes == sorted(sizes)
+    if top_p == 0.5:
+        assert sizes[0] < 256 < sizes[1] < sizes[2]
+    if top_p == 0.999:
+        assert sizes[0] < 4096 < sizes[1]
+
+
 def test_equal_logits_are_kept_together() -> None:
     logits = torch.tensor([1.0, 3.0, 2.0, 3.0, 2.0, 2.0, 0.0])[None]
     one = torch.ones(1)
