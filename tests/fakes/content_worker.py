@@ -1,11 +1,11 @@
 """A worker without a model that notices every misplaced block.
 
-It carries out plans as infra/protocol.md says, on a paged memory that holds token ids in the place of KV. The next token
-of a row is a checksum over its whole context, *read through its block table*: one wrong, shared or overwritten block
+It carries out plans as infra/protocol.md says, on a paged memory that holds token ids in the place of KV. The next
+token of a row is a checksum over its whole context, *read through its block table*: one wrong, shared or overwritten block
 changes the text.
 
-It is as asynchronous as a worker on a GPU: plans that lay in its inbox when a row ended have been launched with that row,
-so they still write through its block table (poison, here). A scheduler that hands such blocks out too early corrupts
+It is as asynchronous as a worker on a GPU: plans that lay in its inbox when a row ended have been launched with that
+row, so they still write through its block table (poison, here). A scheduler that hands such blocks out too early corrupts
 somebody's text.
 """
 
@@ -102,6 +102,9 @@ class ContentWorker:
         self.ended_rows: dict[int, Row] = {}
         self.inbox: deque[StepPlan] = deque()
         self.last_plan = 0
+        self._scheduled: list[int] = []
+        self.faulty: set[str] = set()
+        """Requests that this worker cannot compute: their rows end with an error when they are due."""
 
     def step(self) -> StepResult:
         """Carry out the oldest plan of the inbox."""
@@ -169,7 +172,11 @@ class ContentWorker:
             self._write(row, num_scheduled)
             if row.computed == len(row.tokens):
                 sampling.append(number)
-        return {number: self._sample(self.rows[number]) for number in sampling}
+        self._scheduled = [*decoding, *(number for number in chunks if number in self.rows)]
+        return {number: self._sample(self.rows[number]) for number in sampling if not self._is_faulty(number)}
+
+    def _is_faulty(self, number: int) -> bool:
+        return self.rows[number].request_id in self.faulty
 
     def _write(self, row: Row, num_tokens: int) -> None:
         if row.computed + num_tokens > len(row.tokens):
@@ -206,6 +213,9 @@ class ContentWorker:
             if ending is not None:
                 ended.append((number, int(ending)))
                 self._leave(number)
+        for number in [number for number in self._scheduled if number in self.rows and self._is_faulty(number)]:
+            ended.append((number, int(EndReason.ERROR)))
+            self._leave(number)
         return StepResult(
             worker=self.name,
             incarnation=self.incarnation,

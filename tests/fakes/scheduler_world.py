@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.outcomes import Finished
 from services.scheduler.core.scheduler import SchedulerCore
 from services.scheduler.core.snapshot import restore, snapshot_request_ids, take_snapshot
 from services.scheduler.core.ticks import TickOutcome, apply_tick
@@ -110,6 +111,9 @@ class World:
         self.num_ticks = 0
         self.num_expected_ignored = 0
         self.num_preempted = 0
+        self.events: list[RequestEvent] = []
+        self.ended: list[Finished] = []
+        self.admissions: list[str] = []
         self._digest = hashlib.sha256()
 
     # ------------------------------------------------------------ what happens
@@ -159,6 +163,11 @@ class World:
     def drain(self, name: str) -> None:
         if name in self.workers:
             self.pending_events.append(WorkerDraining(name, self.workers[name].incarnation))
+
+    def fail(self, request_id: str) -> None:
+        """Whatever worker computes the request next cannot."""
+        for worker in self.workers.values():
+            worker.faulty.add(request_id)
 
     def step(self, name: str) -> bool:
         """The worker carries out one plan and publishes its result. False: it has none."""
@@ -211,9 +220,10 @@ class World:
         self.ticks.append(RecordedTick(tick, log, intake, _outcome_bytes(outcome)))
         self._digest.update(_outcome_bytes(outcome))
         self._judge(outcome, log, running)
-        self.core.check_integrity()
         if before and outcome.is_empty:
             assert take_snapshot(self.core) == before, "a turn that decided nothing changed the state"
+        else:
+            self.core.check_integrity()
         return not outcome.is_empty
 
     def save(self) -> None:
@@ -284,6 +294,8 @@ class World:
         for event in outcome.events:
             self._judge_event(event, {key: ids for key, ids in still_running.items() if ids})
         self._judge_finals(outcome)
+        self.events += outcome.events
+        self.ended += outcome.finished
         if outcome.plan is not None:
             self._judge_admissions(outcome.plan.plan, outcome.plan.worker)
             self._shadow_plan(outcome.plan.worker, outcome.plan.incarnation, outcome.plan.plan)
@@ -343,6 +355,7 @@ class World:
             assert new.row not in plan.dropped, "a row is reused in the plan that drops it"
             assert new.row not in shadow.rows, "a row is in use"
             shadow.rows[new.row] = ShadowRow(new.request_id)
+            self.admissions.append(new.request_id)
         assert len(shadow.rows) <= self.config.max_num_seqs
         self._shadow_blocks(shadow, plan.blocks)
         shadow.planned = plan.plan_id
@@ -356,6 +369,9 @@ class World:
                 assert holder.last_holding <= shadow.answered, f"block {block_id} is named by an unanswered plan"
             taker = shadow.rows[row]
             taker.blocks.append(block_id)
+            limit = self.records[taker.request_id]
+            most = len(limit.prompt_tokens) // 4 + limit.params.max_tokens - 1
+            assert len(taker.blocks) <= self.config.blocks_for(most), "blocks for tokens that can never be computed"
             shadow.holders[block_id] = taker
 
     def judge_idle(self) -> None:

@@ -8,7 +8,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.core.config import SchedulerConfig
-from shared.messages import FinishReason, ProcessDied, Stop, Submit
+from shared.messages import FinishReason, IntakeMessage, ProcessDied, Stop, Submit
 from tests.fakes.scheduler_world import World, make_submission
 
 MAX_MODEL_LEN = 40
@@ -31,10 +31,17 @@ NAMES = (
     + ["step"] * 8
     + ["turn"] * 8
     + ["run"] * 8
-    + ["abort", "abort", "stop", "stop", "join", "fence", "drain", "again", "grave", "stray", "save", "restart"]
+    + ["abort", "abort", "stop", "stop", "join", "fence", "drain", "again", "grave", "stray", "fail", "save", "restart"]
 )
 byte = st.integers(0, 255)
-actions = st.lists(st.builds(Action, st.sampled_from(NAMES), byte, byte), min_size=40, max_size=120)
+
+
+def parse_script(data: bytes) -> list[Action]:
+    """Three bytes per action: drawn as bytes, a script costs Hypothesis next to nothing."""
+    return [Action(NAMES[data[i] % len(NAMES)], data[i + 1], data[i + 2]) for i in range(0, len(data) - 2, 3)]
+
+
+scripts = st.binary(min_size=150, max_size=360).map(parse_script)
 configs = st.builds(
     SchedulerConfig,
     max_model_len=st.just(MAX_MODEL_LEN),
@@ -58,15 +65,15 @@ class Play:
 
     def submit(self, a: int, b: int) -> None:
         number = len(self.world.readers)
-        prompt = [1 + (number + position) % 20 for position in range(1 + a % 16)]
+        prompt = [1 + (number + position) % 20 for position in range(16 - a % 16)]
         self.world.submit(
             make_submission(
                 f"r{number}",
                 prompt,
-                max_tokens=1 + b % 20,
+                max_tokens=20 - b % 20,
                 min_tokens=(0, 0, 3)[a % 3],
                 stop_token_ids=((), (), (5, 7))[b % 3],
-                ignore_eos=a % 2 == 0,
+                ignore_eos=a % 4 != 0,
             )
         )
 
@@ -98,6 +105,9 @@ class Play:
         longest = self.world.config.blocks_for(MAX_MODEL_LEN)
         self.world.join(WORKERS[a % len(WORKERS)], longest * (2 + b % 7) // 4)
 
+    def fail(self, a: int, b: int) -> None:
+        self.world.fail(f"r{a % (len(self.world.readers) + 1)}")
+
     def fence(self, a: int, b: int) -> None:
         self.world.fence(WORKERS[a % len(WORKERS)])
 
@@ -111,8 +121,8 @@ class Play:
         self.world.publish_from_the_grave(a)
 
     def stray(self, a: int, b: int) -> None:
-        known = f"r{a % max(1, len(self.world.readers))}"
-        messages = [Stop("nobody", 3), Submit("no-record"), ProcessDied("x"), Submit(known)]
+        known = [Submit(request_id) for request_id in list(self.world.records)[-1 - a % 4 :][:1]]
+        messages: list[IntakeMessage] = [Stop("nobody", 3), Submit("no-record"), ProcessDied("x"), *known]
         self.world.send(messages[b % len(messages)])
 
     def save(self, a: int, b: int) -> None:
@@ -144,7 +154,7 @@ def test_every_text_is_right_whatever_happens() -> None:
     seen: Counter[str] = Counter()
 
     @settings(max_examples=max(NUM_EXAMPLES, settings().max_examples), phases=[Phase.explicit, Phase.generate])
-    @given(configs, st.integers(1, 3), byte, actions)
+    @given(configs, st.integers(1, 3), byte, scripts)
     def run(config: SchedulerConfig, num_workers: int, capacity: int, script: list[Action]) -> None:
         play = Play(config)
         for index in range(num_workers):
@@ -160,4 +170,4 @@ def test_every_text_is_right_whatever_happens() -> None:
         assert seen[mechanism] >= 20, f"{mechanism} hardly happened: {seen}"
 
 
-REASONS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, FinishReason.REJECTED)
+REASONS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR, FinishReason.REJECTED)

@@ -5,7 +5,6 @@ clock, reference counts, free rows) is not in it either, and rebuilt.
 """
 
 from collections.abc import Mapping
-from dataclasses import astuple
 
 import msgspec
 
@@ -100,7 +99,7 @@ def take_snapshot(core: SchedulerCore) -> bytes:
             requests=[_save_request(core, request) for request in core.requests.values()],
             lanes=[_save_lane(lane) for lane in core.lanes.values()],
             known_workers=[(name, known.fenced, known.num_blocks) for name, known in core.known_workers.items()],
-            counters=astuple(core.counters),
+            counters=tuple(getattr(core.counters, name) for name in Counters.__slots__),
             finished=[core.finished_by_reason[reason] for reason in FinishReason],
             ended_ids=list(core.ended_ids),
             num_arrivals=core.num_arrivals,

@@ -1,0 +1,111 @@
+"""Which worker takes a request, and what those that wait are told."""
+
+from collections import Counter
+
+from services.scheduler.core.config import SchedulerConfig
+from tests.fakes.scheduler_world import World, make_submission
+
+
+def make_world(*workers: str, num_blocks: int = 40, **config: int) -> World:
+    world = World(SchedulerConfig(**{"max_model_len": 100, "block_size": 4, "plan_ahead": 1, **config}))
+    for name in workers:
+        world.join(name, num_blocks)
+    return world
+
+
+def submit(world: World, name: str, size: int = 4, max_tokens: int = 30) -> None:
+    world.submit(make_submission(name, [1] * size, max_tokens=max_tokens, ignore_eos=True))
+
+
+def workers_of(world: World) -> dict[str, str]:
+    return {d.request_id: d.worker for d in world.core.diagnostics() if d.worker}
+
+
+def test_a_burst_is_spread_and_still_prefilled_together() -> None:
+    world = make_world("w0", "w1")
+    for index in range(8):
+        submit(world, f"r{index}")
+    world.turn()
+    assert Counter(workers_of(world).values()) == {"w0": 4, "w1": 4}
+    assert [len(worker.inbox[0].added) for worker in world.workers.values()] == [4, 4]
+
+
+def test_a_newcomer_goes_to_the_least_loaded_worker_even_if_another_answers_first() -> None:
+    world = make_world("w0", "w1")
+    for index in range(4):
+        submit(world, f"r{index}", max_tokens=30 if index % 2 else 4)
+    for _ in range(6):
+        world.turn()
+        world.step("w0")
+        world.step("w1")
+    assert Counter(workers_of(world).values()) == {"w1": 2}
+    world.turn()
+    submit(world, "new")
+    world.step("w1")
+    world.turn()
+    assert workers_of(world)["new"] == "w0"
+
+
+def test_a_hung_worker_does_not_hold_newcomers_back() -> None:
+    world = make_world("w0", "w1")
+    for index in range(3):
+        submit(world, f"r{index}")
+    world.turn()
+    submit(world, "new")
+    loads = Counter(workers_of(world).values())
+    assert loads == {"w0": 2, "w1": 1}
+    turns = 0
+    while "new" not in workers_of(world):
+        turns += 1
+        world.step("w0")
+        world.turn()
+    assert workers_of(world)["new"] == "w0"
+    assert 3 < turns < 12, "neither at once nor never"
+
+
+def test_many_workers_serve_everything() -> None:
+    world = make_world("w0", "w1", "w2", num_blocks=12, plan_ahead=2)
+    for index in range(30):
+        submit(world, f"r{index}", size=3 + index % 7, max_tokens=5 + index % 11)
+    world.settle()
+    world.judge_idle()
+    assert world.num_preempted > 0
+
+
+def test_every_waiting_request_has_a_reason() -> None:
+    world = make_world()
+    submit(world, "r")
+    world.turn()
+    (waits,) = world.core.diagnostics()
+    assert (waits.state, waits.reason) == ("waiting", "no_worker")
+
+
+def test_the_first_in_line_is_told_what_lacks_and_others_whom_they_wait_for() -> None:
+    world = make_world("w", num_blocks=10)
+    submit(world, "big", size=30, max_tokens=10)
+    submit(world, "first", size=20, max_tokens=20)
+    submit(world, "second")
+    world.turn()
+    running, first, second = world.core.diagnostics()
+    assert (running.request_id, running.worker, running.row) == ("big", "w", 0)
+    assert (first.reason, second.reason) == ("blocks", "behind")
+    assert "needs a row and 6 blocks" in first.detail
+    assert "w lacks blocks (2 blocks free)" in first.detail
+    assert second.detail == "first goes first"
+
+
+def test_rows_may_be_what_lacks() -> None:
+    world = make_world("w", max_num_seqs=1)
+    submit(world, "a")
+    submit(world, "b")
+    world.turn()
+    assert [d.reason for d in world.core.diagnostics()] == ["", "rows"]
+
+
+def test_a_request_that_only_the_next_plan_is_missing_for_says_so() -> None:
+    world = make_world("w")
+    submit(world, "a")
+    world.turn()
+    submit(world, "b")
+    world.turn()
+    assert [d.reason for d in world.core.diagnostics()] == ["", "next_plan"]

@@ -1,0 +1,87 @@
+"""Snapshot and restore: exact, or refused."""
+
+import pytest
+
+from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.snapshot import UnusableSnapshot, restore, snapshot_request_ids, take_snapshot
+from tests.fakes.scheduler_world import World, make_submission
+
+CONFIG = SchedulerConfig(max_model_len=100, block_size=4, max_num_seqs=4, max_num_batched_tokens=16)
+
+
+def busy_world() -> World:
+    """Something of everything: rows that decode, prefill, wait, were preempted or aborted, and a stop to come."""
+    world = World(CONFIG)
+    world.join("w0", 14)
+    world.join("w1", 10)
+    for index in range(12):
+        world.submit(make_submission(f"r{index}", [1] * (3 + 2 * index % 9), max_tokens=20, ignore_eos=True))
+    while not world.num_preempted:
+        world.turn()
+        world.step("w0")
+        world.step("w1")
+    world.turn()
+    running = [d.request_id for d in world.core.diagnostics() if d.worker]
+    world.abort(running[0])
+    world.stop(running[1], 19)
+    world.turn()
+    return world
+
+
+def test_a_restored_core_is_the_same_and_goes_on_the_same() -> None:
+    world = busy_world()
+    lanes = world.core.lanes.values()
+    assert any(lane.ghosts for lane in lanes)
+    assert any(lane.pool.num_quarantined for lane in lanes)
+    assert any(lane.in_flight for lane in lanes)
+    assert len(world.core.waiting)
+    data = take_snapshot(world.core)
+    core = restore(data, CONFIG, world.records)
+    core.check_integrity()
+    assert take_snapshot(core) == data
+    assert core.stats() == world.core.stats()
+    world.core = core
+    world.settle()
+    world.judge_idle()
+
+
+def test_two_worlds_end_alike_if_one_restarts_at_every_turn() -> None:
+    digests = []
+    for restarts in (False, True):
+        world = busy_world()
+        while not world.core.is_idle:
+            world.turn()
+            world.step("w0")
+            world.step("w1")
+            if restarts:
+                world.save()
+                world.restart()
+        digests.append(world.digest)
+    assert digests[0] == digests[1]
+
+
+def test_prompts_are_not_in_a_snapshot() -> None:
+    world = World(CONFIG)
+    world.submit(make_submission("r", [7] * 90, max_tokens=5))
+    world.turn()
+    assert len(take_snapshot(world.core)) < 350
+    assert snapshot_request_ids(take_snapshot(world.core)) == ["r"]
+
+
+def test_a_snapshot_under_another_configuration_is_refused() -> None:
+    data = take_snapshot(busy_world().core)
+    other = SchedulerConfig(max_model_len=100, block_size=8)
+    with pytest.raises(UnusableSnapshot, match="another configuration"):
+        restore(data, other, {})
+
+
+def test_a_snapshot_without_its_records_is_refused() -> None:
+    world = busy_world()
+    with pytest.raises(UnusableSnapshot, match="no submission for request r"):
+        restore(take_snapshot(world.core), CONFIG, {})
+
+
+@pytest.mark.parametrize("data", [b"", b"\x90", b"\x91\x63", b"\xc1junk"])
+def test_bytes_that_are_no_snapshot_are_refused(data: bytes) -> None:
+    with pytest.raises(UnusableSnapshot):
+        snapshot_request_ids(data)
