@@ -1,12 +1,12 @@
 """A worker without a model that notices every misplaced block.
 
 It carries out plans as infra/protocol.md says, on a paged memory that holds token ids in the place of KV. The next
-token of a row is a checksum over its whole context, *read through its block table*: one wrong, shared or overwritten block
-changes the text.
+token of a row is a checksum over its whole context, *read through its block table*: one wrong, shared or overwritten
+block changes the text.
 
 It is as asynchronous as a worker on a GPU: plans that lay in its inbox when a row ended have been launched with that
-row, so they still write through its block table (poison, here). A scheduler that hands such blocks out too early corrupts
-somebody's text.
+row, so they still write through its block table (poison, here). A scheduler that hands such blocks out too early
+corrupts somebody's text.
 """
 
 import zlib

@@ -106,7 +106,7 @@ class SchedulerCore:
     ) -> None:
         """Queue a request. After a cold start: `output` is what it had committed, `end_reason` how a worker ended it.
 
-        A request that can never fit ends at once as rejected. An id that is live or ended lately is ignored and counted.
+        A request that can never fit ends at once as rejected. An id that is live or ended lately is ignored.
         """
         if submission.request_id in self.requests or submission.request_id in self.ended_ids:
             self.counters.ignored += 1
