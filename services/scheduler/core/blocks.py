@@ -95,9 +95,9 @@ class BlockPool:
             assert self._references[block_id] > 0, f"block {block_id} is free"
             self._references[block_id] += 1
 
-    def release(self, blocks: Iterable[int]) -> None:
-        """A table that refers to `blocks` is gone; the last reference frees a block."""
-        for block_id in blocks:
+    def release(self, blocks: Sequence[int]) -> None:
+        """A table that refers to `blocks` is gone; the last reference frees a block. Its first is taken again first."""
+        for block_id in reversed(blocks):
             assert self._references[block_id] > 0, f"block {block_id} is free"
             self._references[block_id] -= 1
             if not self._references[block_id]:

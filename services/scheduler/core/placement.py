@@ -6,6 +6,8 @@ room there, and wait for those workers' next plans.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.lane import Lane
@@ -38,13 +40,17 @@ class Trial:
         self.num_blocks_free -= num_blocks
 
 
+class Rank(NamedTuple):
+    """Smaller takes the next request."""
+
+    load: int
+    num_in_flight: int
+    lane_index: int
+
+
 def blocks_to_admit(request: Request, config: SchedulerConfig) -> int:
     """Blocks for all known tokens and for the first one that decode adds."""
     return config.blocks_for(min(request.num_tokens + 1, request.max_total_tokens))
-
-
-def can_ever_take(lane: Lane, request: Request) -> bool:
-    return not lane.draining and lane.pool.num_blocks * lane.config.block_size >= request.max_total_tokens
 
 
 class Placement:
@@ -52,34 +58,55 @@ class Placement:
 
     def __init__(self, lanes: Iterable[Lane], config: SchedulerConfig) -> None:
         self._config = config
-        self._trials = [_trial(lane) for lane in lanes if not (lane.draining or lane.broken)]
+        self._trials = {lane.index: _trial(lane) for lane in lanes if not (lane.draining or lane.broken)}
+        self._largest = max((trial.lane.pool.num_blocks for trial in self._trials.values()), default=0)
+        # Least loaded first. A trial is at most once in the heap, and not at all once its rows are gone.
+        self._heap = [_rank(trial) for trial in self._trials.values() if trial.num_rows_free]
+        heapify(self._heap)
 
     def has_row(self, lane: Lane) -> bool:
-        return any(trial.num_rows_free > 0 for trial in self._trials if trial.lane is lane)
+        return self._trials[lane.index].num_rows_free > 0
 
     def fits_some_lane(self, request: Request) -> bool:
         """Whether the request would fit one of the lanes if that were empty."""
-        return any(can_ever_take(trial.lane, request) for trial in self._trials)
+        return self._largest * self._config.block_size >= request.max_total_tokens
 
     def place(self, request: Request, preferred: Lane | None = None) -> Lane | None:
         """The lane that takes the request, now with less room; `preferred` goes before less loaded ones."""
         num_blocks = blocks_to_admit(request, self._config)
-        fitting = [
-            trial
-            for trial in self._trials
-            if can_ever_take(trial.lane, request) and not trial.lacks(num_blocks, self._config)
-        ]
-        if not fitting:
+        if preferred is not None and self._takes(self._trials[preferred.index], request, num_blocks):
+            self._trials[preferred.index].take(num_blocks, request.num_tokens)
+            return preferred  # its rank in the heap is out of date, and corrected when it comes up
+        unfit = []
+        chosen = None
+        while self._heap and chosen is None:
+            rank = heappop(self._heap)
+            trial = self._trials[rank.lane_index]
+            if rank.load != trial.load:
+                heappush(self._heap, _rank(trial))
+            elif self._takes(trial, request, num_blocks):
+                chosen = trial
+            elif trial.num_rows_free:
+                unfit.append(rank)
+        for rank in unfit:
+            heappush(self._heap, rank)
+        if chosen is None:
             return None
-        chosen = min(fitting, key=lambda trial: (trial.lane is not preferred, trial.load, *_tie(trial.lane)))
         chosen.take(num_blocks, request.num_tokens)
+        heappush(self._heap, _rank(chosen))
         return chosen.lane
+
+    def _takes(self, trial: Trial, request: Request, num_blocks: int) -> bool:
+        return _holds(trial.lane, request) and not trial.lacks(num_blocks, self._config)
 
     def obstacles(self, request: Request) -> list[tuple[Lane, str]]:
         """(lane, what it lacks) for lanes that would fit the request if they were empty."""
         num_blocks = blocks_to_admit(request, self._config)
-        lanes = [trial for trial in self._trials if can_ever_take(trial.lane, request)]
-        return [(trial.lane, trial.lacks(num_blocks, self._config)) for trial in lanes]
+        return [
+            (trial.lane, trial.lacks(num_blocks, self._config))
+            for trial in self._trials.values()
+            if _holds(trial.lane, request)
+        ]
 
 
 def _trial(lane: Lane) -> Trial:
@@ -92,5 +119,10 @@ def _trial(lane: Lane) -> Trial:
     )
 
 
-def _tie(lane: Lane) -> tuple[int, int]:
-    return len(lane.in_flight), lane.index
+def _rank(trial: Trial) -> Rank:
+    return Rank(trial.load, len(trial.lane.in_flight), trial.lane.index)
+
+
+def _holds(lane: Lane, request: Request) -> bool:
+    """Whether the request fits the lane when nothing else does."""
+    return lane.pool.num_blocks * lane.config.block_size >= request.max_total_tokens
