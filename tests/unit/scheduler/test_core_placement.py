@@ -3,6 +3,8 @@
 from collections import Counter
 
 from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.placement import Placement
+from services.scheduler.core.request import Request
 from tests.fakes.scheduler_world import World, make_submission
 
 
@@ -28,6 +30,29 @@ def test_a_burst_is_spread_and_still_prefilled_together() -> None:
     world.turn()
     assert Counter(workers_of(world).values()) == {"w0": 4, "w1": 4}
     assert [len(worker.inbox[0].added) for worker in world.workers.values()] == [4, 4]
+
+
+def test_a_worker_too_full_for_one_request_still_takes_a_smaller_one() -> None:
+    world = make_world()
+    world.join("small", 5)
+    world.join("large", 40)
+    world.turn()
+    for name, size in (("first", 9), ("second", 40), ("third", 9), ("fourth", 3)):
+        submit(world, name, size=size, max_tokens=6)
+    world.turn()
+    assert workers_of(world) == {"first": "small", "second": "large", "third": "large", "fourth": "small"}
+
+
+def test_a_trial_counts_what_a_preferred_worker_took() -> None:
+    """The preferred worker takes one out of turn; the others go to whoever has least then."""
+    world = make_world("w0", "w1")
+    world.turn()
+    lanes = world.core.lanes
+    placement = Placement(lanes.values(), world.config)
+    requests = [Request(make_submission(f"r{index}", [1] * 4, max_tokens=5), arrival=index) for index in range(5)]
+    assert placement.place(requests[0]) is lanes["w0"]
+    assert placement.place(requests[1], preferred=lanes["w0"]) is lanes["w0"]
+    assert [placement.place(request) for request in requests[2:]] == [lanes["w1"], lanes["w1"], lanes["w0"]]
 
 
 def test_a_newcomer_goes_to_the_least_loaded_worker_even_if_another_answers_first() -> None:
