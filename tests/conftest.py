@@ -1,5 +1,6 @@
 """Fixtures that every tier may use: Hypothesis profiles and a real Redis."""
 
+import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,6 +14,10 @@ from services.cli.redis_server import find_redis_server
 from shared.keys import Keys
 from shared.redis_client import connect
 from tests.harness.ports import free_port
+
+# Torch in this process and the stacks under test share the cores: threads that spin at barriers starve the rest. Read
+# once, when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 pytest_plugins = ["tests.harness.fixtures"]
 

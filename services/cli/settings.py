@@ -43,7 +43,7 @@ class Settings(BaseSettings):
     """None: what the model's configuration says."""
     num_blocks: int | None = Field(None, ge=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
-    plan_ahead: int | None = Field(None, ge=1, le=4)
+    plan_ahead: int | None = Field(None, ge=1, le=2)
     device: str | None = None
     cors_origin: list[str] | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"

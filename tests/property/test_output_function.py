@@ -20,6 +20,12 @@ from shared.messages import EndReason, FinishReason, Submission
 from shared.packing import pack_int32
 from shared.sampling import SamplingParams
 
+
+def at_least(num_examples: int) -> int:
+    """Examples of one property: more under the `thorough` profile."""
+    return max(num_examples, settings().max_examples)
+
+
 CORPUS = [
     "ABC DEFGHIJ and the quick brown fox, said: don't stop here. Is it the end?",
     "Ünïcödé café naïve — “quoted” … 中文字符 日本語 한국어 ไทย עִבְרִית 🇩🇪 👩‍👩‍👧‍👦 👍🏽",
@@ -213,7 +219,7 @@ def reference(
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-@settings(max_examples=60)
+@settings(max_examples=at_least(60))
 @given(data=st.data())
 def test_incremental_text_equals_decode_of_all(name: str, data: st.DataObject) -> None:
     tokenizer = tokenizer_of(name)
@@ -233,7 +239,7 @@ def test_any_partition_and_any_resume_gives_the_same_output(name: str) -> None:
     tokenizer = tokenizer_of(name)
     happened: Counter[str] = Counter()
 
-    @settings(max_examples=120)
+    @settings(max_examples=at_least(120))
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
         tokens = data.draw(token_sequences(tokenizer))
@@ -267,7 +273,7 @@ def test_output_equals_its_definition(name: str) -> None:
     tokenizer = tokenizer_of(name)
     happened: Counter[str] = Counter()
 
-    @settings(max_examples=120)
+    @settings(max_examples=at_least(120))
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
         tokens = data.draw(token_sequences(tokenizer))
@@ -285,7 +291,7 @@ def test_output_equals_its_definition(name: str) -> None:
     assert happened["stop"] >= 5 and happened["length"] >= 5, happened
 
 
-@settings(max_examples=150)
+@settings(max_examples=at_least(150))
 @given(
     text=st.text("ab", max_size=24),
     stops=st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=4),

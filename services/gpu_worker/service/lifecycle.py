@@ -81,7 +81,8 @@ def lower_priority(niceness: int) -> None:
     """Let the I/O threads of all processes run before this thread and the threads that it starts (Linux)."""
     if niceness:
         try:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + niceness)
         except OSError as error:
             log.info("compute keeps its priority: %s", error)
 
