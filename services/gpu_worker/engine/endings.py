@@ -1,4 +1,4 @@
-"""Token-level endings of the batch's rows, in columns. Before `min_tokens` the sampler masks whatever would end a row."""
+"""Token-level endings of the batch's rows, in columns. The sampler masks what would end a row before `min_tokens`."""
 
 import numpy as np
 import numpy.typing as npt
