@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import redis
-import redis.asyncio
 
 from shared.errors import ProtocolError
 from shared.keys import Keys
@@ -68,11 +67,6 @@ def parse_record(raw: dict[bytes, bytes]) -> RequestRecord | None:
 
 def read_record(client: redis.Redis, keys: Keys, request_id: str) -> RequestRecord | None:
     raw: Any = client.hgetall(keys.request(request_id))
-    return parse_record(raw)
-
-
-async def read_record_async(client: redis.asyncio.Redis, keys: Keys, request_id: str) -> RequestRecord | None:
-    raw: Any = await client.hgetall(keys.request(request_id))
     return parse_record(raw)
 
 

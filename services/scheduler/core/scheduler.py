@@ -22,6 +22,7 @@ from services.scheduler.core.placement import Placement
 from services.scheduler.core.queue import Fcfs, Policy, WaitingQueue
 from services.scheduler.core.request import Request, RequestState, Signal
 from shared.messages import (
+    FINISH_REASONS,
     EndReason,
     EventKind,
     Final,
@@ -43,13 +44,6 @@ PATIENCE = 4
 
 MAX_REMEMBERED_ENDS = 256
 """Ended requests whose id is remembered, so that a doubled `Submit` is not taken for a new one."""
-
-FINISH_REASONS = {
-    EndReason.EOS: FinishReason.STOP,
-    EndReason.STOP_TOKEN: FinishReason.STOP,
-    EndReason.LENGTH: FinishReason.LENGTH,
-    EndReason.ERROR: FinishReason.ERROR,
-}
 
 
 @dataclass(slots=True)
