@@ -2,8 +2,8 @@
 
     python -m benchmarks.engine_step --model FOLDER [--dtype bfloat16] [--threads 2] [--rows 1 8 32 64]
 
-Prompts are random tokens; every row decodes. The fastest and the median step are printed, in milliseconds, the CPU time of
-all threads (which other processes on the machine disturb less), and how the median step divides into products with
+Prompts are random tokens; every row decodes. Printed are, in milliseconds, the fastest and the median step, the CPU time
+of all threads (which other processes on the machine disturb less), and how the median step divides into products with
 weights, attention, sampling and everything else.
 """
 
@@ -104,10 +104,11 @@ def measure(engine: Engine, stopwatch: Stopwatch, num_rows: int, args: argparse.
         lines.append((time.perf_counter() - started, dict(stopwatch.seconds)))
     total = statistics.median(line[0] for line in lines)
     kinds = {kind: statistics.median(line[1].get(kind, 0.0) for line in lines) for kind in KINDS}
+    times = f"min {1e3 * min(lines)[0]:7.2f}  median {1e3 * total:7.2f}  cpu {1e3 * statistics.median(cpu):7.2f} ms"
     kinds["rest"] = total - sum(kinds.values())
     parts = "  ".join(f"{kind} {1e3 * seconds:6.2f}" for kind, seconds in kinds.items())
     print(
-        f"rows {num_rows:3d}: min {1e3 * min(lines)[0]:7.2f}  median {1e3 * total:7.2f} ms (cpu {1e3 * statistics.median(cpu):7.2f})   {parts}   "
+        f"rows {num_rows:3d}: {times}   {parts}   "
         f"{num_rows / total:6.0f} tokens/s decode, {num_rows * args.prompt / prefill:6.0f} tokens/s prefill"
     )
 
