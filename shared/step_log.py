@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from shared.messages import EndReason, EventKind, LogMessage, RequestEvent, StepResult, TickEntry, WorkerFenced
 from shared.packing import NO_TOKEN, unpack_int32
-from shared.records import RequestRecord, Seat
+from shared.records import Seat
 
 _UNKNOWN = -1
 """Last step of a worker that this follower has not seen yet: its first step is no gap."""
@@ -75,14 +75,6 @@ class StepLogFollower:
             for worker in self._workers.values():
                 for row in [r for r, seat in worker.rows.items() if seat.request_id == request_id]:
                     del worker.rows[row]
-
-    def seat_of(self, request_id: str) -> Seat | None:
-        """The row that a tracked request has now."""
-        for name, worker in self._workers.items():
-            for row, seat in worker.rows.items():
-                if seat.request_id == request_id:
-                    return Seat(name, worker.incarnation, row)
-        return None
 
     def apply(self, message: LogMessage) -> list[Update]:
         """Updates of the tracked requests from the next log entry."""
@@ -177,33 +169,3 @@ class StepLogFollower:
             if next_index > tracked.committed:
                 update = updates.setdefault(request_id, Update(request_id, num_committed=tracked.committed))
                 update.gap = True
-
-
-@dataclass(frozen=True, slots=True)
-class CaughtUp:
-    """A request's state at the end of the entries that were applied to its record."""
-
-    output: list[int]
-    seat: Seat | None
-    end_reason: EndReason | None
-    event: RequestEvent | None
-    """Its terminal event, if it is among the entries."""
-    gap: bool
-    """Tokens between record and entries are missing (the log was trimmed too far): nothing can be said."""
-
-
-def catch_up(record: RequestRecord, entries: Iterable[LogMessage]) -> CaughtUp:
-    """Record plus tail: `entries` are the step log after `record.log_id`."""
-    follower = StepLogFollower()
-    request_id = record.submission.request_id
-    output = list(record.output)
-    follower.track(request_id, len(output), record.seat)
-    end_reason, terminal, gap = None, None, False
-    for message in entries:
-        for update in follower.apply(message):
-            output += update.tokens
-            end_reason = update.end_reason or end_reason
-            gap = gap or update.gap
-            if update.event is not None and update.event.kind is EventKind.FINISHED:
-                terminal = update.event
-    return CaughtUp(output, follower.seat_of(request_id), end_reason, terminal, gap)

@@ -40,6 +40,8 @@ class Survivor:
     end_reason: EndReason | None = None
     is_over: bool = False
     """Its terminal event is in the log."""
+    has_gap: bool = False
+    """Tokens are missing in the log: how a worker ended it cannot be told to be the end of what is known."""
 
     @property
     def request_id(self) -> str:
@@ -145,7 +147,9 @@ def _catch_up(client: redis.Redis, keys: Keys, survivors: list[Survivor], until:
         for update in follower.apply(message):
             survivor = by_id[update.request_id]
             survivor.output += update.tokens
-            survivor.end_reason = update.end_reason or survivor.end_reason
+            survivor.has_gap |= update.gap
+            if not survivor.has_gap:
+                survivor.end_reason = update.end_reason or survivor.end_reason
             survivor.is_over |= update.event is not None and update.event.kind is EventKind.FINISHED
 
 

@@ -16,12 +16,13 @@ def tick_operations(keys: Keys, tick: Tick, outcome: TickOutcome, *, record_ttl_
     """Everything that `tick` led to: the plan that carries it or its own entry, request events, final records."""
     operations: list[Operation] = []
     planned = outcome.plan
+    if planned is not None:
+        # First, because it alone can be refused (its entry id is given): a script does not take back what it has done.
+        stream = keys.plans(planned.worker, planned.incarnation)
+        operations.append(XAdd(stream, encode(planned.plan), f"{planned.plan.plan_id}-0"))
     if planned is None or outcome.events:
         entry = TickEntry(tick=tick if planned is None else None, events=outcome.events)
         operations.append(XAdd(keys.steps, encode(entry)))
-    if planned is not None:
-        stream = keys.plans(planned.worker, planned.incarnation)
-        operations.append(XAdd(stream, encode(planned.plan), f"{planned.plan.plan_id}-0"))
     for ended in outcome.finished:
         fields = final_fields(ended.output, tick.log_id, ended.final)
         operations.append(SetFields(keys.request(ended.request_id), fields, record_ttl_s))
