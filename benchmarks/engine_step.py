@@ -2,8 +2,8 @@
 
     python -m benchmarks.engine_step --model FOLDER [--dtype bfloat16] [--threads 2] [--rows 1 8 32 64]
 
-Prompts are random tokens; every row decodes. Printed are, in milliseconds, the fastest and the median step, the CPU time
-of all threads (which other processes on the machine disturb less), and how the median step divides into products with
+Prompts are random tokens; every row decodes. Printed are, in milliseconds, the fastest and the median step, the CPU
+time of all threads (which other processes on the machine disturb less), and how the median step divides into products with
 weights, attention, sampling and everything else.
 """
 

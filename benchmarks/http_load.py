@@ -2,8 +2,8 @@
 
     python -m benchmarks.http_load [--concurrency 1 8 32 64] [--floor 32:100] [options of `pagewire up`]
 
-100-word random prompts, 64 output tokens, greedy. Prints one JSON line per concurrency. With `--floor C:N` the exit code
-is 1 if concurrency C reaches fewer than N output tokens a second.
+100-word random prompts, 64 output tokens, greedy. Prints one JSON line per concurrency. With `--floor C:N` the exit
+code is 1 if concurrency C reaches fewer than N output tokens a second.
 """
 
 import argparse
