@@ -8,10 +8,12 @@ then loads the request's record, which holds the committed output and the row, a
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from shared.errors import MalformedMessage
 from shared.messages import EndReason, EventKind, LogMessage, RequestEvent, StepResult, TickEntry, WorkerFenced
 from shared.packing import NO_TOKEN, unpack_int32
 from shared.records import Seat
 
+_END_REASONS = frozenset(EndReason)
 _UNKNOWN = -1
 """Last step of a worker that this follower has not seen yet: its first step is no gap."""
 
@@ -77,8 +79,13 @@ class StepLogFollower:
                     del worker.rows[row]
 
     def apply(self, message: LogMessage) -> list[Update]:
-        """Updates of the tracked requests from the next log entry."""
+        """Updates of the tracked requests from the next log entry.
+
+        Raises:
+            MalformedMessage: a step that no worker can mean. Nothing of it counts; its worker's next one shows a gap.
+        """
         if isinstance(message, StepResult):
+            _check_sound(message)
             return self._apply_step(message)
         if isinstance(message, TickEntry):
             return self._apply_events(message.events)
@@ -169,3 +176,13 @@ class StepLogFollower:
             if next_index > tracked.committed:
                 update = updates.setdefault(request_id, Update(request_id, num_committed=tracked.committed))
                 update.gap = True
+
+
+def _check_sound(step: StepResult) -> None:
+    """What the wire type does not say: whole tokens, rows that exist, known reasons."""
+    if len(step.tokens) % 4:
+        raise MalformedMessage("packed tokens are cut")
+    if any(row < 0 for row, *_ in (*step.joined, *step.roster)):
+        raise MalformedMessage("a negative row")
+    if any(reason not in _END_REASONS for _, reason in step.ended):
+        raise MalformedMessage("an unknown reason of an ending")

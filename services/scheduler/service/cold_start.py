@@ -141,10 +141,10 @@ def _catch_up(client: redis.Redis, keys: Keys, survivors: list[Survivor], until:
             record = waiting.pop().record
             follower.track(record.submission.request_id, len(record.output), record.seat)
         try:
-            message = decode_log(payload)
+            updates = follower.apply(decode_log(payload))
         except ProtocolError:
             continue
-        for update in follower.apply(message):
+        for update in updates:
             survivor = by_id[update.request_id]
             survivor.output += update.tokens
             survivor.has_gap |= update.gap

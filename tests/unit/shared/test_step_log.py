@@ -2,6 +2,10 @@
 
 from collections.abc import Sequence
 
+import msgspec
+import pytest
+
+from shared.errors import MalformedMessage
 from shared.messages import (
     EndReason,
     EventKind,
@@ -154,3 +158,21 @@ def test_a_tail_that_was_trimmed_too_far_is_a_gap() -> None:
     follower = StepLogFollower()
     follower.track("a", committed=1)
     assert follower.apply(step(9, [5], joined=((0, "a", 4),)))[0].gap
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        msgspec.structs.replace(step(2, []), tokens=b"abc"),
+        step(2, [6], ended=((0, 99),)),
+        step(2, [6], joined=((-5, "a", 1),)),
+        step(2, [6], roster=((-5, "a", 2),)),
+    ],
+)
+def test_a_step_that_no_worker_can_mean_is_refused_and_counts_for_nothing(broken: StepResult) -> None:
+    """One such entry in the log ended every gateway, and would have ended each cold start of a scheduler."""
+    follower = follow("a")
+    follower.apply(step(1, [5], joined=((0, "a", 0),)))
+    with pytest.raises(MalformedMessage):
+        follower.apply(broken)
+    assert collect(follower, [step(2, [6])]) == {"a": [6]}
