@@ -59,6 +59,8 @@ def up(settings: Settings) -> int:
                 stack.start(screen)
             print(f"ready {stack.url}", flush=True)
             stack.supervisor.run()
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                print("stopping; Ctrl-C again kills at once", file=sys.stderr, flush=True)
         except StopRequested:
             return INTERRUPTED
         finally:
