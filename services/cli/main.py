@@ -215,9 +215,7 @@ def chat(
     url: Url = None,
     model: Annotated[str | None, typer.Option(help="Model name.", show_default="the first that is served")] = None,
     system: Annotated[str, typer.Option(help="System message.")] = "",
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Longest answer, in tokens.", show_default="what the context leaves")
-    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 512,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.", show_default="1")] = None,
     api_key: ApiKey = "",
     state_dir: StateDirectory = None,
@@ -233,6 +231,12 @@ def chat(
         converse(conversation, sys.stdout)
     else:
         answer_once(conversation, question, sys.stdout)
+
+
+def _readable(value: object) -> str:
+    if isinstance(value, dict):
+        return "  ".join(f"{name} {_readable(part)}" for name, part in value.items()) or "-"
+    return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
 @app.command()
@@ -269,7 +273,9 @@ def bench(
         api_key=api_key,
     )
     report = asdict(asyncio.run(run_load(load)))
-    print(json.dumps(report) if as_json else "\n".join(f"{name:22}{value}" for name, value in report.items()))
+    print(
+        json.dumps(report) if as_json else "\n".join(f"{name:22}{_readable(value)}" for name, value in report.items())
+    )
     raise typer.Exit(1 if report["errors"] else 0)
 
 
