@@ -77,9 +77,13 @@ def read_submissions(client: redis.Redis, keys: Keys, request_ids: Sequence[str]
     with client.pipeline(transaction=False) as pipe:
         for request_id in request_ids:
             pipe.hget(keys.request(request_id), "submission")
-        values = pipe.execute()
+        values = pipe.execute(raise_on_error=False)
     found: dict[str, Submission] = {}
     for request_id, value in zip(request_ids, values, strict=True):
+        if isinstance(value, redis.ResponseError) and str(value).startswith("WRONGTYPE"):
+            continue  # no record: asking again would not help
+        if isinstance(value, Exception):
+            raise value
         try:
             if value is not None:
                 found[request_id] = _submission.decode(value)

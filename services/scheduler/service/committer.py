@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import redis
 
 from services.scheduler.core.ticks import TickOutcome
-from shared.errors import Fenced
+from shared.errors import Fenced, PagewireError
 from shared.keys import Keys
 from shared.messages import Tick, TickEntry, encode
 from shared.records import final_fields
@@ -29,6 +29,10 @@ def tick_operations(keys: Keys, tick: Tick, outcome: TickOutcome, *, record_ttl_
     return operations
 
 
+class PlanRefused(PagewireError):
+    """Somebody else wrote into a plan stream, and no plan can follow that entry: the same plan is refused for ever."""
+
+
 class Committer:
     """Commits ticks under one epoch. A commit whose outcome is unknown stays pending and is repeated until answered."""
 
@@ -47,11 +51,17 @@ class Committer:
 
         Raises:
             Fenced: another leader commits; nothing of this one counts any more.
+            PlanRefused: nothing of the tick was committed, and nothing will be.
             RedisFailure: the outcome is unknown; call again.
         """
         if not self._pending:
             return
-        statuses = commit_ticks(self._client, self._keys, self._pending)
+        try:
+            statuses = commit_ticks(self._client, self._keys, self._pending)
+        except redis.ResponseError as error:
+            if "The ID specified in XADD" in str(error):
+                raise PlanRefused(str(error)) from error
+            raise
         if AppendStatus.STALE in statuses:
             raise Fenced(f"epoch {self._epoch} is stale")
         self._pending.clear()
