@@ -2,6 +2,7 @@
 
 import secrets
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -105,7 +106,7 @@ def decode_lease(data: bytes | None) -> Lease | None:
 def read_members(client: redis.Redis, keys: Keys) -> dict[str, Lease | None]:
     """Everyone who registered, sorted by name; None for those whose lease lapsed."""
     raw: Any = client.smembers(keys.members)
-    names = sorted(name.decode() for name in raw)
+    names = _names(raw)
     values: Any = client.mget([keys.lease(name) for name in names]) if names else []
     return _members(names, values)
 
@@ -113,9 +114,14 @@ def read_members(client: redis.Redis, keys: Keys) -> dict[str, Lease | None]:
 async def read_members_async(client: redis.asyncio.Redis, keys: Keys) -> dict[str, Lease | None]:
     """As `read_members`, for asyncio."""
     raw: Any = await client.smembers(keys.members)
-    names = sorted(name.decode() for name in raw)
+    names = _names(raw)
     values: Any = await client.mget([keys.lease(name) for name in names]) if names else []
     return _members(names, values)
+
+
+def _names(raw: Iterable[bytes]) -> list[str]:
+    """Sorted. Foreign bytes in the set become a name without a lease; they must stop nobody."""
+    return sorted(name.decode(errors="replace") for name in raw)
 
 
 def _members(names: list[str], values: list[bytes | None]) -> dict[str, Lease | None]:

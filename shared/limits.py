@@ -33,7 +33,8 @@ class Limits:
 
 def _parse(raw: dict[bytes, bytes]) -> Limits:
     names = {f.name for f in fields(Limits)}
-    return Limits(**{k.decode(): int(v) for k, v in raw.items() if k.decode() in names})
+    values = {k.decode(errors="replace"): v for k, v in raw.items()}
+    return Limits(**{name: int(v) for name, v in values.items() if name in names and v.removeprefix(b"-").isdigit()})
 
 
 def read_limits(client: redis.Redis, keys: Keys) -> Limits:

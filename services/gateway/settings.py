@@ -31,7 +31,7 @@ class Settings(BaseSettings):
     instance: str = ""
     """Unique per process start; drawn if empty."""
     cors_origins: Names = ()
-    max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024)
+    max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024)
     metrics_prefix: str = Field("pagewire:", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")
     record_ttl_s: int = Field(LIVE_TTL_S, ge=60)
     text_threads: int = Field(2, ge=1)

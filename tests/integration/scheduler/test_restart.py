@@ -174,10 +174,13 @@ def test_without_a_usable_snapshot_the_pool_starts_cold_and_continues_exactly(
     first = pool.scheduler().start()
     pool.submit(10, max_tokens=100)
     wait_for(lambda: len(worker.statuses) > 40 and bool(pool.client.exists(pool.keys.snapshot)))
+    data: Any = pool.client.get(pool.keys.snapshot)
+    num_steps = len(worker.statuses)
+    wait_for(lambda: len(worker.statuses) > num_steps + 10)
     first.crash()
     time.sleep(0.1)  # results of plans in flight
+    pool.client.set(pool.keys.snapshot, data)  # several ticks follow it for sure
     changes: dict[str, object] = {}
-    data: Any = pool.client.get(pool.keys.snapshot)
     if damage == "deleted":
         pool.client.delete(pool.keys.snapshot)
     elif damage == "garbage":

@@ -6,6 +6,7 @@ import redis
 
 from shared.keys import Keys
 from shared.leases import LeaseKeeper, new_instance, read_members, who
+from shared.limits import Limits, read_limits
 from shared.messages import Lease, WorkerState
 
 
@@ -52,3 +53,10 @@ def test_a_lease_comes_back_after_redis_lost_it(redis_url: str, redis_client: re
     redis_client.flushall()
     assert wait_for(lambda: who(keeper.lease) in read_members(redis_client, keys))
     keeper.stop()
+
+
+def test_foreign_bytes_stop_no_reader(redis_client: redis.Redis, keys: Keys) -> None:
+    redis_client.sadd(keys.members, b"\xff\xfe", b"gpu_worker:w:1")
+    assert set(read_members(redis_client, keys).values()) == {None}
+    redis_client.hset(keys.limits, mapping={b"\xff": b"1", b"left": b"many", b"max_model_len": b"9"})
+    assert read_limits(redis_client, keys) == Limits(max_model_len=9)
