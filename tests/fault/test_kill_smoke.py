@@ -13,7 +13,7 @@ import pytest
 
 from tests.harness.stack import Stack
 
-OUTPUT_TOKENS = 120
+OUTPUT_TOKENS = 64
 pytestmark = [pytest.mark.model]
 
 

@@ -160,6 +160,7 @@ def test_intake_is_held_while_all_plans_are_in_flight(pool: Pool) -> None:
 def test_unreadable_messages_are_kept_aside_and_harm_nobody(pool: Pool) -> None:
     pool.worker(step_s=0.002)
     scheduler = pool.scheduler().start()
+    wait_for(lambda: scheduler.leader is not None)  # a cold start would pass over the poison
     pool.submit(4)
     poison = [
         b"",
