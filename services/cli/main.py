@@ -39,6 +39,13 @@ MaxNumBatchedTokens = Annotated[int | None, typer.Option(help="Token budget of o
 MaxModelLen = Annotated[int | None, typer.Option(help="Longest prompt plus output, in tokens.")]
 Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")]
 PlanAhead = Annotated[int | None, typer.Option(help="Plans in flight per worker.")]
+EnablePrefixCaching = Annotated[
+    bool | None,
+    typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Share the KV of common prefixes (on)."),
+]
+Eviction = Annotated[str | None, typer.Option(help="Which cached KV block goes first: lru, lfu or fifo.")]
+Reclaim = Annotated[str | None, typer.Option(help="Unused KV blocks stay cached (lazy) or not (immediate).")]
+Fit = Annotated[str | None, typer.Option(help="Which run of free KV blocks is taken: first, best or worst.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 StateDirectory = Annotated[Path | None, typer.Option("--state-dir", help="State, logs, own Redis (PAGEWIRE_STATE).")]
 LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.")]
@@ -89,6 +96,10 @@ def up(
     max_model_len: MaxModelLen = None,
     dtype: Dtype = None,
     plan_ahead: PlanAhead = None,
+    enable_prefix_caching: EnablePrefixCaching = None,
+    eviction: Eviction = None,
+    reclaim: Reclaim = None,
+    fit: Fit = None,
     device: Device = None,
     home: Home = None,
     state_dir: StateDirectory = None,
@@ -131,6 +142,10 @@ def serve(
     max_model_len: MaxModelLen = None,
     dtype: Dtype = None,
     plan_ahead: PlanAhead = None,
+    enable_prefix_caching: EnablePrefixCaching = None,
+    eviction: Eviction = None,
+    reclaim: Reclaim = None,
+    fit: Fit = None,
     device: Device = None,
     home: Home = None,
     state_dir: StateDirectory = None,

@@ -16,8 +16,8 @@ def tick_operations(keys: Keys, tick: Tick, outcome: TickOutcome, *, record_ttl_
     """Everything that `tick` led to: the plan that carries it or its own entry, request events, final records."""
     operations: list[Operation] = []
     planned = outcome.plan
-    if planned is None or outcome.events:
-        entry = TickEntry(tick=tick if planned is None else None, events=outcome.events)
+    if planned is None or outcome.events or outcome.cached:
+        entry = TickEntry(tick=tick if planned is None else None, events=outcome.events, cached=outcome.cached)
         operations.append(XAdd(keys.steps, encode(entry)))
     if planned is not None:
         stream = keys.plans(planned.worker, planned.incarnation)
