@@ -106,9 +106,13 @@ class BlockPool:
         return blocks
 
     def _evict_for(self, num_blocks: int) -> None:
-        while len(self.free) < num_blocks:
-            self._uncache(self.evictable.pop())
-            self.num_evictions += 1
+        """Evict until `num_blocks` are free."""
+        lacking = num_blocks - len(self.free)
+        if lacking > 0:
+            evicted = [self.evictable.pop() for _ in range(lacking)]
+            self.cache.remove(evicted)
+            self._give(evicted)
+            self.num_evictions += lacking
 
     def share(self, blocks: Iterable[int]) -> None:
         """One more table refers to `blocks`, which are in use or cached."""
@@ -134,7 +138,7 @@ class BlockPool:
         if entry is None:
             return False
         if self.reclaim is Reclaim.IMMEDIATE:
-            self.cache.remove(entry)
+            self.cache.remove((block_id,))
             return False
         self.clock += 1
         entry.entered = entry.entered or self.clock
@@ -170,19 +174,23 @@ class BlockPool:
 
     # ------------------------------------------------------------ cached blocks
 
-    def keep(self, block_id: int, key: bytes, parent: Parent, tokens: bytes) -> int:
-        """Cache a block in use, which is full; the serial number that its content has in the cache.
+    def keep(self, blocks: Iterable[int], keys: Iterable[bytes], parent: Parent, contents: Iterable[bytes]) -> Parent:
+        """Cache full blocks in use that follow each other behind `parent`, by key and tokens; the last serial number.
 
-        It may lie in another block already: that one stays cached if a table refers to it, else this one takes over.
+        What lies in another block already stays cached there if a table refers to it; else the new one takes over.
         """
-        entry = self.cache.get(key)
-        if entry is not None:
-            if entry.holds(parent, tokens):
+        for block_id, key, tokens in zip(blocks, keys, contents, strict=True):
+            entry = self.cache.get(key)
+            if entry is None:
+                parent = self.cache.add(block_id, key, parent, tokens)
+            elif entry.holds(parent, tokens):
                 if entry.block_id in self.evictable:
                     self._replace(entry, block_id)
-                return entry.serial
-            self._forget(entry)
-        return self.cache.add(block_id, key, parent, tokens).serial
+                parent = entry.serial
+            else:
+                self._forget(entry)
+                parent = self.cache.add(block_id, key, parent, tokens)
+        return parent
 
     def _replace(self, entry: CachedBlock, block_id: int) -> None:
         idle = entry.block_id
@@ -191,9 +199,11 @@ class BlockPool:
         self.free.give(idle)
 
     def hit(self, entries: Iterable[CachedBlock]) -> list[int]:
-        """A table begins with cached blocks."""
+        """A table begins with cached blocks, as far as they still are that."""
         blocks = []
         for entry in entries:
+            if self.cache.at(entry.block_id) is not entry:
+                break
             entry.num_hits += 1
             blocks.append(entry.block_id)
         self.share(blocks)
@@ -207,17 +217,10 @@ class BlockPool:
                 self._forget(entry)
 
     def _forget(self, entry: CachedBlock) -> None:
+        self.cache.remove((entry.block_id,))
         if entry.block_id in self.evictable:
             self.evictable.discard(entry.block_id)
-            self._uncache(entry.block_id)
-        else:
-            self.cache.remove(entry)
-
-    def _uncache(self, block_id: int) -> None:
-        entry = self.cache.at(block_id)
-        assert entry is not None, f"block {block_id} is not cached"
-        self.cache.remove(entry)
-        self.free.give(block_id)
+            self.free.give(entry.block_id)
 
     # ------------------------------------------------------------ saving
 

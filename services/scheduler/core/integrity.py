@@ -4,8 +4,8 @@ import itertools
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from services.scheduler.core import prefix_cache
 from services.scheduler.core.lane import Lane, Seat
-from services.scheduler.core.prefix_cache import block_key, root_key
 from services.scheduler.core.request import RequestState
 
 if TYPE_CHECKING:
@@ -56,10 +56,12 @@ def _check_cache(lane: Lane) -> None:
     assert len(by_serial) == len(entries) == len({entry.key for entry in entries})
     for entry in entries:
         assert len(entry.tokens) == size and pool.cache.get(entry.key) is entry
-        before = root_key(entry.parent) if isinstance(entry.parent, bytes) else None
+        before = prefix_cache.root_key(entry.parent) if isinstance(entry.parent, bytes) else None
         if isinstance(entry.parent, int) and entry.parent in by_serial:
             before = by_serial[entry.parent].key
-        assert before is None or entry.key == block_key(before, entry.tokens), "a key is not that of its chain"
+        assert before is None or entry.key == prefix_cache.block_key(before, entry.tokens), (
+            "a key is not that of its chain"
+        )
     for seat in lane.seats.values():
         tokens = seat.request.tokens_between(0, seat.num_kept * lane.config.block_size)
         for index, block in enumerate(seat.blocks):

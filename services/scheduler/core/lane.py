@@ -16,7 +16,7 @@ rows by k % block_size of their next boundary, `calendar` by their last plan.
 
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -182,17 +182,21 @@ class Lane:
             pairs.append(seat.row)
             pairs.append(block_id)
 
-    def admit(self, draft: PlanDraft, request: Request) -> Seat:
-        """Put `request` on the lowest free row, with blocks for all of its known tokens, cached ones in front."""
+    def admit(self, draft: PlanDraft, request: Request, hits: Sequence[CachedBlock] = ()) -> Seat:
+        """Put `request` on the lowest free row, with blocks for all of its known tokens, cached ones in front.
+
+        `hits` is what matched in this tick; some of it may have been evicted since.
+        """
         row = heappop(self.free_rows)
         known = request.num_tokens
-        hits = self.match(request)
         blocks = self.pool.hit(hits)
-        blocks += self.pool.allocate(self.config.blocks_for(known) - len(hits), after=blocks[-1] if hits else NOWHERE)
+        num_hits = len(blocks)
+        after = blocks[-1] if blocks else NOWHERE
+        blocks += self.pool.allocate(self.config.blocks_for(known) - num_hits, after)
         seat = Seat(lane=self, row=row, request=request, added=draft.plan_id, known=known, blocks=blocks)
-        if hits:
-            seat.computed = len(hits) * self.config.block_size
-            seat.num_kept, seat.parent = len(hits), hits[-1].serial
+        if num_hits:
+            seat.computed = num_hits * self.config.block_size
+            seat.num_kept, seat.parent = num_hits, hits[num_hits - 1].serial
         self.seats[row] = self.prefill[row] = seat
         request.seat = seat
         draft.give_blocks(row, blocks)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.lane import Lane
+from services.scheduler.core.prefix_cache import CachedBlock
 from services.scheduler.core.request import Request
 
 ROW_WEIGHT = 64
@@ -45,7 +46,7 @@ class Need(NamedTuple):
     """What a request takes on one lane."""
 
     num_blocks: int
-    num_cached_tokens: int
+    hits: list[CachedBlock]
 
 
 class Rank(NamedTuple):
@@ -105,9 +106,9 @@ class Placement:
         heappush(self._heap, _rank(chosen))
         return chosen.lane
 
-    def num_to_compute(self, request: Request, lane: Lane) -> int:
-        """Tokens of the request that are not cached on the lane."""
-        return request.num_tokens - self._need(lane, request).num_cached_tokens
+    def hits(self, request: Request, lane: Lane) -> list[CachedBlock]:
+        """Cached blocks with which the request would begin on the lane."""
+        return self._need(lane, request).hits
 
     def _takes(self, trial: Trial, request: Request) -> bool:
         if not (trial.num_rows_free and _holds(trial.lane, request)):
@@ -116,7 +117,7 @@ class Placement:
 
     def _take(self, trial: Trial, request: Request) -> None:
         need = self._need(trial.lane, request)
-        trial.take(need.num_blocks, request.num_tokens - need.num_cached_tokens)
+        trial.take(need.num_blocks, request.num_tokens - len(need.hits) * self._config.block_size)
 
     def _need(self, lane: Lane, request: Request) -> Need:
         """What the request takes on the lane. Shared blocks cost nothing; cached ones that nobody uses cost a block."""
@@ -129,7 +130,7 @@ class Placement:
             # Behind a block that may be evicted until the admission nothing is sure.
             shared = sum(1 for _ in takewhile(lambda entry: lane.pool.references(entry.block_id) > 0, hits))
             num_blocks = blocks_to_admit(request, self._config) - shared
-            need = self._needs[lane.index] = Need(num_blocks, len(hits) * self._config.block_size)
+            need = self._needs[lane.index] = Need(num_blocks, hits)
         return need
 
     def obstacles(self, request: Request) -> list[tuple[Lane, str]]:

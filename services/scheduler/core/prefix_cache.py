@@ -87,16 +87,16 @@ class PrefixCache:
         """The entry of a block."""
         return self._by_block.get(block_id)
 
-    def add(self, block_id: int, key: bytes, parent: Parent, tokens: bytes) -> CachedBlock:
-        """A new entry. Neither block nor key have one."""
-        self.last_serial += 1
-        entry = CachedBlock(block_id, key, parent, self.last_serial, tokens)
-        self._by_block[block_id] = self._by_key[key] = entry
-        return entry
+    def add(self, block_id: int, key: bytes, parent: Parent, tokens: bytes) -> int:
+        """A new entry, for a block and a key that have none; its serial number."""
+        self.last_serial = serial = self.last_serial + 1
+        self._by_block[block_id] = self._by_key[key] = CachedBlock(block_id, key, parent, serial, tokens)
+        return serial
 
-    def remove(self, entry: CachedBlock) -> None:
-        del self._by_block[entry.block_id]
-        del self._by_key[entry.key]
+    def remove(self, blocks: Iterable[int]) -> None:
+        """Forget the entries of these blocks."""
+        for block_id in blocks:
+            del self._by_key[self._by_block.pop(block_id).key]
 
     def move(self, entry: CachedBlock, block_id: int) -> None:
         """The same content lies in another block, which takes the entry over."""

@@ -44,9 +44,8 @@ def keep(seat: "Seat", pool: BlockPool, num_tokens: int, block_size: int) -> Non
     _extend_keys(request, stop, block_size)
     parent = seat.parent if start else domain_of(request)
     tokens = _split(request.tokens_between(start * block_size, stop * block_size), block_size)
-    for block_id, key, held in zip(seat.blocks[start:stop], request.block_keys[start:stop], tokens, strict=True):
-        parent = pool.keep(block_id, key, parent, held)
-    seat.num_kept, seat.parent = stop, parent
+    seat.parent = pool.keep(seat.blocks[start:stop], request.block_keys[start:stop], parent, tokens)
+    seat.num_kept = stop
 
 
 def _keys(request: Request, most: int, block_size: int) -> Iterator[bytes]:

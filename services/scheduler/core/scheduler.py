@@ -18,6 +18,7 @@ from services.scheduler.core.integrity import check_integrity
 from services.scheduler.core.lane import Lane, PlanDraft, Seat
 from services.scheduler.core.outcomes import Finished, LiveOutput, ScheduledPlan, SchedulerStats
 from services.scheduler.core.placement import Placement
+from services.scheduler.core.prefix_cache import CachedBlock
 from services.scheduler.core.queue import Fcfs, Policy, WaitingQueue
 from services.scheduler.core.request import Request, RequestState, Signal
 from shared.messages import (
@@ -290,11 +291,11 @@ class SchedulerCore:
         if not (budget and lane.free_rows and len(self.waiting)) or lane.draining:
             return
         placed, first_target = self._place(lane, budget)
-        for request in placed:
+        for request, hits in placed:
             self.waiting.remove(request)
             self._leave_queue(request)
             request.apply(Signal.ADMIT)
-            seat = lane.admit(draft, request)
+            seat = lane.admit(draft, request, hits)
             self._count_hits(seat)
             budget = lane.prefill_chunk(draft, seat, budget)
         if first_target is lane:
@@ -312,10 +313,10 @@ class SchedulerCore:
             if request.num_cached_tokens:
                 self._cached.append((request.request_id, request.num_cached_tokens))
 
-    def _place(self, lane: Lane, budget: int) -> tuple[list[Request], Lane | None]:
-        """Waiting requests that go to `lane` now, and the lane of the first one that goes anywhere."""
+    def _place(self, lane: Lane, budget: int) -> tuple[list[tuple[Request, list[CachedBlock]]], Lane | None]:
+        """Waiting requests that go to `lane` now, with their hits, and the lane of the first one that goes anywhere."""
         placement = Placement(self.lanes.values(), self.config)
-        placed: list[Request] = []
+        placed: list[tuple[Request, list[CachedBlock]]] = []
         first_target: Lane | None = None
         for request in self.waiting:
             if not placement.fits_some_lane(request):
@@ -326,8 +327,9 @@ class SchedulerCore:
                 break
             first_target = first_target or target
             if target is lane:
-                placed.append(request)
-                budget -= min(budget, placement.num_to_compute(request, lane))
+                hits = placement.hits(request, lane)
+                placed.append((request, hits))
+                budget -= min(budget, request.num_tokens - len(hits) * self.config.block_size)
                 if not budget or not placement.has_row(lane):
                     break
         return placed, first_target
