@@ -47,6 +47,16 @@ def test_client_completes_without_streaming(scene: Scene, client: openai.OpenAI)
     )
 
 
+def test_usage_tells_what_of_the_prompt_was_cached(scene: Scene, client: openai.OpenAI) -> None:
+    scene.scripts["warm"] = Script(spell("text"), num_cached=3)
+    text = client.completions.create(model="bytes", prompt="warm")
+    assert text.usage is not None and text.usage.prompt_tokens_details == PromptTokensDetails(cached_tokens=3)
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    stream = scene.stream("/v1/completions", model="bytes", prompt=["warm", "cold"], stream_options=options)
+    assert stream.chunks[-1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
+    assert all("prompt_tokens_details" in chunk["usage"] for chunk in stream.chunks)
+
+
 def test_client_lists_models(scene: Scene, client: openai.OpenAI) -> None:
     listed = client.models.list().data
     assert [m.id for m in listed] == ["bytes", "alias"]

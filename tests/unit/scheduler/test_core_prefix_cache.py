@@ -209,8 +209,8 @@ def test_collisions_never_give_another_prompts_blocks(monkeypatch: pytest.Monkey
     world = make_world(120, block_size=2, max_num_seqs=8)
     for index in range(500):
         prompt = [1 + index % 3, 1 + index % 2, 2, 2, *(1 + (index // 7 + 3 * p) % 20 for p in range(index % 9)), 1]
-        options = {"tenant": ("", "other")[index % 5 == 0]}
-        world.submit(make_submission(f"r{index}", prompt, max_tokens=1 + index % 9, ignore_eos=True, **options))
+        tenant = ("", "other")[index % 5 == 0]
+        world.submit(make_submission(f"r{index}", prompt, max_tokens=1 + index % 9, ignore_eos=True, tenant=tenant))
         if index % 3 == 0:
             world.turn()
             world.step("w")
