@@ -73,5 +73,5 @@ class EvictableBlocks:
             heapify(self._heap)
 
     def ranks(self) -> list[tuple[int, Rank]]:
-        """(block_id, rank), soonest first."""
-        return sorted(self._ranks.items(), key=lambda item: item[1])
+        """(block_id, rank), in the order of arrival; a new object made from them continues exactly like this one."""
+        return list(self._ranks.items())
