@@ -220,6 +220,36 @@ def test_collisions_never_give_another_prompts_blocks(monkeypatch: pytest.Monkey
         assert world.readers[request_id].tokens == reference_output(submission)[0]
 
 
+def test_a_block_behind_another_beginning_is_no_hit() -> None:
+    """The beginning is replaced by another one under the same key; the same tokens behind it are other KV."""
+    pool = BlockPool(4)
+    pool.allocate(3)
+    keys = [b"1" * 16, b"2" * 16]
+    pool.keep([0, 1], keys, b"domain", [b"aaaa", b"same"])
+    pool.keep([2], keys[:1], b"domain", [b"bbbb"])
+    assert [entry.block_id for entry in pool.cache.match(keys, b"domain", [b"bbbb", b"same"])] == [2]
+    assert pool.cache.match(keys, b"domain", [b"aaaa", b"same"]) == []
+    assert pool.cache.match(keys, b"other", [b"bbbb", b"same"]) == []
+    pool.release([0, 1, 2])
+    assert (pool.num_free, pool.num_cached) == (2, 2)
+
+
+def test_a_chunk_of_a_row_that_failed_says_nothing_of_who_has_the_row_now() -> None:
+    world = make_world(plan_ahead=2, max_num_batched_tokens=8)
+    world.submit(make_submission("fails", [1] * 40, max_tokens=3, ignore_eos=True))
+    world.turn()
+    world.fail("fails")
+    world.step("w")
+    world.submit(make_submission("next", [2] * 40, max_tokens=3, ignore_eos=True))
+    world.turn()
+    assert world.core.requests["next"].seat is not None
+    world.step("w")
+    world.turn()
+    assert len(world.core.lanes["w"].pool.cache) == 0
+    world.settle()
+    world.judge_idle()
+
+
 # ---------------------------------------------------------------- eviction
 
 
