@@ -7,10 +7,10 @@ PORT ?= 8000
 ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-CODE := infra kernels services shared tests
+CODE := benchmarks infra kernels services shared tests
 
 .DEFAULT_GOAL := help
-.PHONY: help env model run test test-property lint format bench compose-test clean
+.PHONY: help env model run test test-property lint format bench bench-scheduler bench-engine compose-test clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -43,8 +43,14 @@ format: $(STAMP) ## put the code into its form
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-bench: $(STAMP) ## load a running server over HTTP: make bench ARGS="--concurrency 32"
-	$(BIN)/pagewire bench $(ARGS)
+bench: model ## load over HTTP at 1, 8, 32 and 64 streams; fails under 100 output tokens/s at 32
+	$(BIN)/python -m benchmarks.http_load --floor 32:100 $(ARGS)
+
+bench-scheduler: $(STAMP) ## one step of the scheduler's core at 16 to 1,024 running requests
+	$(BIN)/python -m benchmarks.scheduler_step $(ARGS)
+
+bench-engine: model ## one step of the worker's engine at 1 to 64 rows, by kind of work
+	$(BIN)/python -m benchmarks.engine_step $(ARGS)
 
 compose-test: ## the four containers: build, stream one chat, take down
 	infra/scripts/compose-test.sh

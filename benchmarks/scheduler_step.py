@@ -34,7 +34,11 @@ class Bench:
     """One worker with `num_rows` rows."""
 
     def __init__(self, num_rows: int, **options: Any) -> None:
-        limits = {"max_model_len": 200_000, "max_num_seqs": num_rows, "max_num_batched_tokens": num_rows + 4096}
+        limits: dict[str, Any] = {
+            "max_model_len": 200_000,
+            "max_num_seqs": num_rows,
+            "max_num_batched_tokens": num_rows + 4096,
+        }
         self.core = SchedulerCore(SchedulerConfig(**limits, **options))
         self.core.on_worker_joined(WorkerJoined("w", 1, 400 * num_rows + 20_000))
         self.num_rows = num_rows

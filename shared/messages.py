@@ -6,6 +6,7 @@ defaults of those that an older one lacks. Another major version raises `Unsuppo
 for a peer that reads it.
 """
 
+from collections.abc import Mapping
 from enum import IntEnum, StrEnum
 from typing import Any, Generic, TypeVar
 
@@ -51,6 +52,15 @@ class FinishReason(StrEnum):
     ABORT = "abort"
     ERROR = "error"
     REJECTED = "rejected"
+
+
+FINISH_REASONS: Mapping[EndReason, FinishReason] = {
+    EndReason.EOS: FinishReason.STOP,
+    EndReason.STOP_TOKEN: FinishReason.STOP,
+    EndReason.LENGTH: FinishReason.LENGTH,
+    EndReason.ERROR: FinishReason.ERROR,
+}
+"""How a request ends that a worker ended."""
 
 
 class EventKind(StrEnum):

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import redis
-import redis.asyncio
 
 from shared.errors import ProtocolError
 from shared.keys import Keys
@@ -83,11 +82,6 @@ def read_record(client: redis.Redis, keys: Keys, request_id: str) -> RequestReco
     return parse_record(raw)
 
 
-async def read_record_async(client: redis.asyncio.Redis, keys: Keys, request_id: str) -> RequestRecord | None:
-    raw: Any = await client.hgetall(keys.request(request_id))
-    return parse_record(raw)
-
-
 def read_submissions(client: redis.Redis, keys: Keys, request_ids: Sequence[str]) -> dict[str, Submission]:
     """Submissions by id, in one round trip; those whose record is absent or unreadable are missing."""
     if not request_ids:
@@ -95,9 +89,13 @@ def read_submissions(client: redis.Redis, keys: Keys, request_ids: Sequence[str]
     with client.pipeline(transaction=False) as pipe:
         for request_id in request_ids:
             pipe.hget(keys.request(request_id), "submission")
-        values = pipe.execute()
+        values = pipe.execute(raise_on_error=False)
     found: dict[str, Submission] = {}
     for request_id, value in zip(request_ids, values, strict=True):
+        if isinstance(value, redis.ResponseError) and str(value).startswith("WRONGTYPE"):
+            continue  # no record: asking again would not help
+        if isinstance(value, Exception):
+            raise value
         try:
             if value is not None:
                 found[request_id] = _submission.decode(value)

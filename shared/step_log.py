@@ -8,10 +8,12 @@ then loads the request's record, which holds the committed output and the row, a
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from shared.errors import MalformedMessage
 from shared.messages import EndReason, EventKind, LogMessage, RequestEvent, StepResult, TickEntry, WorkerFenced
 from shared.packing import NO_TOKEN, unpack_int32
-from shared.records import RequestRecord, Seat
+from shared.records import Seat
 
+_END_REASONS = frozenset(EndReason)
 _UNKNOWN = -1
 """Last step of a worker that this follower has not seen yet: its first step is no gap."""
 
@@ -78,17 +80,14 @@ class StepLogFollower:
                 for row in [r for r, seat in worker.rows.items() if seat.request_id == request_id]:
                     del worker.rows[row]
 
-    def seat_of(self, request_id: str) -> Seat | None:
-        """The row that a tracked request has now."""
-        for name, worker in self._workers.items():
-            for row, seat in worker.rows.items():
-                if seat.request_id == request_id:
-                    return Seat(name, worker.incarnation, row)
-        return None
-
     def apply(self, message: LogMessage) -> list[Update]:
-        """Updates of the tracked requests from the next log entry."""
+        """Updates of the tracked requests from the next log entry.
+
+        Raises:
+            MalformedMessage: a step that no worker can mean. Nothing of it counts; its worker's next one shows a gap.
+        """
         if isinstance(message, StepResult):
+            _check_sound(message)
             return self._apply_step(message)
         if isinstance(message, TickEntry):
             return [*self._apply_cached(message.cached), *self._apply_events(message.events)]
@@ -187,31 +186,11 @@ class StepLogFollower:
                 update.gap = True
 
 
-@dataclass(frozen=True, slots=True)
-class CaughtUp:
-    """A request's state at the end of the entries that were applied to its record."""
-
-    output: list[int]
-    seat: Seat | None
-    end_reason: EndReason | None
-    event: RequestEvent | None
-    """Its terminal event, if it is among the entries."""
-    gap: bool
-    """Tokens between record and entries are missing (the log was trimmed too far): nothing can be said."""
-
-
-def catch_up(record: RequestRecord, entries: Iterable[LogMessage]) -> CaughtUp:
-    """Record plus tail: `entries` are the step log after `record.log_id`."""
-    follower = StepLogFollower()
-    request_id = record.submission.request_id
-    output = list(record.output)
-    follower.track(request_id, len(output), record.seat)
-    end_reason, terminal, gap = None, None, False
-    for message in entries:
-        for update in follower.apply(message):
-            output += update.tokens
-            end_reason = update.end_reason or end_reason
-            gap = gap or update.gap
-            if update.event is not None and update.event.kind is EventKind.FINISHED:
-                terminal = update.event
-    return CaughtUp(output, follower.seat_of(request_id), end_reason, terminal, gap)
+def _check_sound(step: StepResult) -> None:
+    """What the wire type does not say: whole tokens, rows that exist, known reasons."""
+    if len(step.tokens) % 4:
+        raise MalformedMessage("packed tokens are cut")
+    if any(row < 0 for row, *_ in (*step.joined, *step.roster)):
+        raise MalformedMessage("a negative row")
+    if any(reason not in _END_REASONS for _, reason in step.ended):
+        raise MalformedMessage("an unknown reason of an ending")

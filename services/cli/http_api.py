@@ -32,7 +32,7 @@ def first_model(url: str, api_key: str = "") -> str:
     try:
         response = httpx.get(f"{url}/v1/models", headers=_headers(api_key), timeout=10.0)
     except httpx.HTTPError as error:
-        raise ServerError(f"no server at {url}: {error}") from error
+        raise ServerError(f"no server at {url} ({error}); start one with `pagewire up`, or give --url") from error
     _check(response)
     models = response.json().get("data") or []
     if not models:

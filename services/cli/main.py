@@ -24,34 +24,64 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Config = Annotated[Path | None, typer.Option(help="TOML or YAML file with the same options; flags win.")]
-Home = Annotated[Path | None, typer.Option(help="Model cache (PAGEWIRE_HOME).")]
-Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
-Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.")]
-Model = Annotated[str | None, typer.Option(help="Default model, folder with safetensors, .gguf file or hub name.")]
-ServedModelName = Annotated[str | None, typer.Option(help="What clients call the model.")]
-Workers = Annotated[int | None, typer.Option(help="Workers on this machine; cores or GPUs are divided among them.")]
-RedisUrl = Annotated[str | None, typer.Option(help="Redis >= 6.2 (REDIS_URL); without it an own one is started.")]
-Pool = Annotated[str | None, typer.Option(help="Pool name: one model, one scheduler leader, its workers.")]
-BlockSize = Annotated[int | None, typer.Option(help="Tokens per KV block.")]
-NumBlocks = Annotated[int | None, typer.Option(help="KV blocks per worker; without it sized from memory.")]
-MaxNumSeqs = Annotated[int | None, typer.Option(help="Most requests that a worker runs at once.")]
-MaxNumBatchedTokens = Annotated[int | None, typer.Option(help="Token budget of one step.")]
-MaxModelLen = Annotated[int | None, typer.Option(help="Longest prompt plus output, in tokens.")]
-Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")]
-PlanAhead = Annotated[int | None, typer.Option(help="Plans in flight per worker.")]
+Home = Annotated[Path | None, typer.Option(help="Model cache (PAGEWIRE_HOME).", show_default="~/.cache/pagewire")]
+Host = Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")]
+Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.", show_default="8000")]
+Model = Annotated[
+    str | None,
+    typer.Option(help="Folder with safetensors, .gguf file or hub name.", show_default="smollm2-135m-instruct"),
+]
+ServedModelName = Annotated[
+    str | None, typer.Option(help="What clients call the model.", show_default="from its folder or file")
+]
+Workers = Annotated[
+    int | None, typer.Option(help="Workers on this machine; cores or GPUs are divided among them.", show_default="1")
+]
+RedisUrl = Annotated[str | None, typer.Option(help="Redis >= 6.2 (REDIS_URL).", show_default="one of its own")]
+JoinedRedisUrl = Annotated[
+    str | None, typer.Option(help="Redis >= 6.2 (REDIS_URL).", show_default="that of the `pagewire up` here")
+]
+Pool = Annotated[
+    str | None, typer.Option(help="Pool name: one model, one scheduler leader, its workers.", show_default="default")
+]
+BlockSize = Annotated[int | None, typer.Option(help="Tokens per KV block.", show_default="16")]
+NumBlocks = Annotated[int | None, typer.Option(help="KV blocks per worker.", show_default="from memory")]
+MaxNumSeqs = Annotated[int | None, typer.Option(help="Most requests that a worker runs at once.", show_default="64")]
+MaxNumBatchedTokens = Annotated[int | None, typer.Option(help="Token budget of one step.", show_default="512")]
+MaxModelLen = Annotated[
+    int | None, typer.Option(help="Longest prompt plus output, in tokens.", show_default="the model's")
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(help="float32, bfloat16, float16, or auto: as the hardware computes best.", show_default="auto"),
+]
+PlanAhead = Annotated[int | None, typer.Option(help="Plans in flight per worker: 1 or 2.", show_default="2")]
 EnablePrefixCaching = Annotated[
     bool | None,
-    typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Share the KV of common prefixes (on)."),
+    typer.Option(
+        "--enable-prefix-caching/--no-enable-prefix-caching", help="Share the KV of common prefixes.", show_default="on"
+    ),
 ]
-Eviction = Annotated[str | None, typer.Option(help="Which cached KV block goes first: lru, lfu or fifo.")]
-Reclaim = Annotated[str | None, typer.Option(help="Unused KV blocks stay cached (lazy) or not (immediate).")]
-Fit = Annotated[str | None, typer.Option(help="Which run of free KV blocks is taken: first, best or worst.")]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-StateDirectory = Annotated[Path | None, typer.Option("--state-dir", help="State, logs, own Redis (PAGEWIRE_STATE).")]
-LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.")]
+Eviction = Annotated[
+    str | None, typer.Option(help="Which cached KV block goes first: lru, lfu or fifo.", show_default="lru")
+]
+Reclaim = Annotated[
+    str | None, typer.Option(help="Unused KV blocks stay cached (lazy) or not (immediate).", show_default="lazy")
+]
+Fit = Annotated[
+    str | None, typer.Option(help="Which run of free KV blocks is taken: first, best or worst.", show_default="first")
+]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto")]
+StateDirectory = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir", help="State, logs, own Redis (PAGEWIRE_STATE).", show_default="~/.local/state/pagewire"
+    ),
+]
+LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default="info")]
 CorsOrigin = Annotated[list[str] | None, typer.Option(help="Origin that browsers may call from; repeat for more.")]
 Verbose = Annotated[bool | None, typer.Option("--verbose", "-v", help="Show what the processes log.")]
-Url = Annotated[str | None, typer.Option(help="Server; by default the one that runs here.")]
+Url = Annotated[str | None, typer.Option(help="Server.", show_default="the one that runs here")]
 ApiKey = Annotated[str, typer.Option(envvar="PAGEWIRE_API_KEY", help="Sent as a bearer token.")]
 
 
@@ -133,7 +163,7 @@ def serve(
     model: Model = None,
     served_model_name: ServedModelName = None,
     workers: Workers = None,
-    redis_url: RedisUrl = None,
+    redis_url: JoinedRedisUrl = None,
     pool: Pool = None,
     block_size: BlockSize = None,
     num_blocks: NumBlocks = None,
@@ -180,7 +210,9 @@ def ps(
 @app.command()
 @reports_errors
 def pull(
-    model: Annotated[str | None, typer.Argument(help="Default model, .gguf file or hub name.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help=".gguf file or hub name.", show_default="smollm2-135m-instruct")
+    ] = None,
     home: Home = None,
 ) -> None:
     """Fetch a model into the model cache and convert it, once; prints its folder."""
@@ -204,10 +236,10 @@ def pull(
 def chat(
     question: Annotated[str | None, typer.Argument(help="Ask this one question and end.")] = None,
     url: Url = None,
-    model: Annotated[str | None, typer.Option(help="Model name; by default the first that is served.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model name.", show_default="the first that is served")] = None,
     system: Annotated[str, typer.Option(help="System message.")] = "",
-    max_tokens: Annotated[int | None, typer.Option(help="Longest answer, in tokens.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 512,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.", show_default="1")] = None,
     api_key: ApiKey = "",
     state_dir: StateDirectory = None,
 ) -> None:
@@ -224,11 +256,17 @@ def chat(
         answer_once(conversation, question, sys.stdout)
 
 
+def _readable(value: object) -> str:
+    if isinstance(value, dict):
+        return "  ".join(f"{name} {_readable(part)}" for name, part in value.items()) or "-"
+    return f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
 @app.command()
 @reports_errors
 def bench(
     url: Url = None,
-    model: Annotated[str | None, typer.Option(help="Model name; by default the first that is served.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model name.", show_default="the first that is served")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 16,
     requests: Annotated[int, typer.Option(min=1, help="Requests in all.")] = 64,
     prompt_words: Annotated[int, typer.Option(min=1, help="Random words per prompt.")] = 64,
@@ -258,7 +296,9 @@ def bench(
         api_key=api_key,
     )
     report = asdict(asyncio.run(run_load(load)))
-    print(json.dumps(report) if as_json else "\n".join(f"{name:22}{value}" for name, value in report.items()))
+    print(
+        json.dumps(report) if as_json else "\n".join(f"{name:22}{_readable(value)}" for name, value in report.items())
+    )
     raise typer.Exit(1 if report["errors"] else 0)
 
 

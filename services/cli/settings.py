@@ -102,7 +102,7 @@ def _read_config(path: Path | None) -> dict[str, Any]:
     values = _parse_yaml(path, text) if path.suffix in (".yaml", ".yml") else _parse_toml(path, text)
     options = {str(name).replace("-", "_"): value for name, value in values.items()}
     if unknown := sorted(options.keys() - Settings.model_fields.keys()):
-        raise ConfigError(f"config file {path}: unknown option {unknown[0]}")
+        raise ConfigError(f"config file {path}: unknown option {unknown[0]}; `pagewire up --help` lists them")
     return options
 
 

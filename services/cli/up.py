@@ -23,7 +23,7 @@ from services.cli.deaths import DeathReporter
 from services.cli.log_follower import LogFollower
 from services.cli.models import ensure_model
 from services.cli.ready import Readiness
-from services.cli.screen import Screen, open_screen
+from services.cli.screen import PlainScreen, Screen, open_screen
 from services.cli.settings import Settings
 from services.cli.signals import SignalInbox, StopRequested
 from services.cli.state_dir import RunState, StateDir
@@ -59,6 +59,8 @@ def up(settings: Settings) -> int:
                 stack.start(screen)
             print(f"ready {stack.url}", flush=True)
             stack.supervisor.run()
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                print("stopping; Ctrl-C again kills at once", file=sys.stderr, flush=True)
         except StopRequested:
             return INTERRUPTED
         finally:
@@ -234,10 +236,9 @@ class Stack:
             self._screen = None
 
     def _notice(self, text: str) -> None:
-        if self._screen is not None:
-            self._screen.note(text)
-        else:
-            print(text, file=sys.stderr, flush=True)
+        """Tell people. A terminal or pipe that is gone must not end the supervisor with all of its children."""
+        with contextlib.suppress(OSError):
+            (self._screen or PlainScreen(sys.stderr)).note(text)
 
 
 def explain(error: ChildFailed) -> str:

@@ -130,9 +130,9 @@ class PoolMonitor:
         """
         state = self.readiness
         lately = self._last_ready is not None and self.outage_s() <= self._admission_grace_s
-        if state.is_ready and not reader_started:
-            state = Readiness("starting", "this gateway is starting")
         tolerable = state.is_ready or (lately and state.reason not in _NEVER_ADMIT)
+        if tolerable and not reader_started:
+            tolerable, state = False, Readiness("starting", "this gateway is starting")
         if self.view is None or not tolerable:
             raise Unavailable(state.message, reason=state.reason)
         return self.view.limits

@@ -6,22 +6,15 @@ A smoke test; the fault matrix is another suite.
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import httpx
 import pytest
 
-from tests.harness.fixtures import StartStack
 from tests.harness.stack import Stack
 
 OUTPUT_TOKENS = 120
 pytestmark = [pytest.mark.model]
-
-
-@pytest.fixture(scope="module")
-def float_stack(start_stack: StartStack) -> Iterator[Stack]:
-    with start_stack(dtype="float32") as stack:
-        yield stack
 
 
 def stream(stack: Stack, body: dict[str, object], on_token: Callable[[int], None]) -> tuple[str, dict[str, object]]:

@@ -51,3 +51,10 @@ def stack(start_stack: StartStack) -> Iterator[Stack]:
     """One stack with default flags for all tests that only talk to it."""
     with start_stack() as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def float_stack(start_stack: StartStack) -> Iterator[Stack]:
+    """As `stack`, in float32: greedy text does not depend on which requests share a step."""
+    with start_stack(dtype="float32") as running:
+        yield running

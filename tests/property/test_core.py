@@ -35,7 +35,8 @@ NAMES = (
     + ["step"] * 8
     + ["turn"] * 8
     + ["run"] * 8
-    + ["abort", "abort", "stop", "stop", "join", "fence", "drain", "again", "grave", "stray", "fail", "save", "restart"]
+    + ["abort", "abort", "stop", "stop", "join", "fence", "drain", "again", "grave", "stray", "fail", "lose"]
+    + ["save", "restart"]
 )
 byte = st.integers(0, 255)
 
@@ -134,6 +135,9 @@ class Play:
     def grave(self, a: int, b: int) -> None:
         self.world.publish_from_the_grave(a)
 
+    def lose(self, a: int, b: int) -> None:
+        self.seen["lost"] += self.world.lose(WORKERS[a % len(WORKERS)])
+
     def stray(self, a: int, b: int) -> None:
         known = [Submit(request_id) for request_id in list(self.world.records)[-1 - a % 4 :][:1]]
         messages: list[IntakeMessage] = [Stop("nobody", 3), Submit("no-record"), ProcessDied("x"), *known]
@@ -194,6 +198,7 @@ def test_every_text_is_right_whatever_happens() -> None:
         "fence",
         "grave",
         "again",
+        "lost",
         *REASONS,
     ):
         assert seen[mechanism] >= 20, f"{mechanism} hardly happened: {seen}"

@@ -21,15 +21,8 @@ from dataclasses import dataclass
 
 from services.gateway.output.stop_strings import StopStrings
 from services.gateway.text.tokenizer import TextTokenizer
-from shared.messages import EndReason, FinishReason, Submission
+from shared.messages import FINISH_REASONS, EndReason, FinishReason, Submission
 from shared.packing import unpack_int32
-
-_FINISH = {
-    EndReason.EOS: FinishReason.STOP,
-    EndReason.STOP_TOKEN: FinishReason.STOP,
-    EndReason.LENGTH: FinishReason.LENGTH,
-    EndReason.ERROR: FinishReason.ERROR,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +139,6 @@ class OutputStream:
         text = self._show(self._detokenizer.flush())
         if self.is_finished:  # the held text completed a stop string
             return text
-        self._finish_reason = _FINISH[end_reason]
+        self._finish_reason = FINISH_REASONS[end_reason]
         self._stop_reason = self._last_token if end_reason is EndReason.STOP_TOKEN else None
         return text + self._scanner.flush()

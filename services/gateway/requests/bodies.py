@@ -37,6 +37,11 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
     """Accepted and ignored: chunks carry no padding."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_excess(cls, data: Any) -> Any:
+        return unsupported.with_one_unknown(data, cls.model_fields) if isinstance(data, dict) else data
+
 
 class GenerationBody(BaseModel):
     """What both endpoints share. Null means the default."""
@@ -83,7 +88,7 @@ class GenerationBody(BaseModel):
         rest, asking = unsupported.without_neutral(data, cls.neutral)
         if asking is not None:
             raise unsupported.unsupported(asking)
-        return rest
+        return unsupported.with_one_unknown(rest, cls.model_fields)
 
     @field_validator(*SPECS, check_fields=False)
     @classmethod
@@ -145,7 +150,7 @@ class ChatMessage(BaseModel):
         rest, asking = unsupported.without_neutral(data, unsupported.MESSAGE)
         if asking is not None:
             raise problem("not supported yet", at=f".{asking}")
-        return rest
+        return unsupported.with_one_unknown(rest, cls.model_fields)
 
     @field_validator("role")
     @classmethod

@@ -3,7 +3,7 @@
 To ignore such a field would be to answer another question than the one that was asked.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from shared.errors import InvalidRequest
@@ -88,6 +88,15 @@ def without_neutral(data: dict[str, Any], table: Neutral) -> tuple[dict[str, Any
     """`data` without the fields of `table`, and the first of them that asks for something."""
     asking = next((name for name in data if name in table and not asks_for_nothing(data[name], table[name])), None)
     return {name: value for name, value in data.items() if name not in table}, asking
+
+
+def with_one_unknown(data: dict[str, Any], known: Container[str]) -> dict[str, Any]:
+    """`data` without its unknown fields, except the first, which is the one to be named: the validator would make an
+    error of each, without letting other threads run."""
+    unknown = (name for name in data if name not in known)
+    next(unknown, None)
+    excess = set(unknown)
+    return {name: value for name, value in data.items() if name not in excess} if excess else data
 
 
 def unsupported(name: str) -> InvalidRequest:

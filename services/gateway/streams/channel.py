@@ -4,14 +4,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shared.messages import EndReason, Final, FinishReason, RequestEvent
-
-_REASONS = {
-    EndReason.EOS: FinishReason.STOP,
-    EndReason.STOP_TOKEN: FinishReason.STOP,
-    EndReason.LENGTH: FinishReason.LENGTH,
-    EndReason.ERROR: FinishReason.ERROR,
-}
+from shared.messages import FINISH_REASONS, EndReason, Final, FinishReason, RequestEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +20,7 @@ class Ending:
     def from_worker(cls, reason: EndReason) -> "Ending":
         """A token-level ending."""
         code = "generation_failed" if reason is EndReason.ERROR else ""
-        return cls(_REASONS[reason], reason, code=code)
+        return cls(FINISH_REASONS[reason], reason, code=code)
 
     @classmethod
     def from_event(cls, event: RequestEvent) -> "Ending":

@@ -180,13 +180,14 @@ class StepLogReader:
         self.counters.entries += 1
         try:
             message: LogMessage = self._decoder.decode(entry.payload)
+            updates = self._follower.apply(message)
         except ProtocolError as error:
             # If it was a step, the next one of its worker shows a gap; anything else concerns nobody here.
             self.counters.unreadable += 1
             logger.warning("step log: entry %s skipped: %s", entry.entry_id, type(error).__name__)
             return False
         missing = False
-        for update in self._follower.apply(message):
+        for update in updates:
             channel = self._channels.get(update.request_id)
             if channel is not None and channel.ending is None:
                 missing = self._deliver(channel, update) or missing

@@ -1,4 +1,4 @@
-"""Token-level endings of the batch's rows, in columns."""
+"""Token-level endings of the batch's rows, in columns. The sampler masks what would end a row before `min_tokens`."""
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,6 @@ class Endings:
     def __init__(self, num_rows: int, eos_token_ids: tuple[int, ...]) -> None:
         self._eos = np.array(eos_token_ids, np.int64)
         self._max_tokens = np.zeros(num_rows, np.int64)
-        self._min_tokens = np.zeros(num_rows, np.int64)
         self._ignores_eos = np.zeros(num_rows, np.bool_)
         self._has_stops = np.zeros(num_rows, np.bool_)
         self._stops: dict[int, frozenset[int]] = {}
@@ -25,7 +24,6 @@ class Endings:
     def add(self, row: int, params: SamplingParams) -> None:
         """A request enters."""
         self._max_tokens[row] = params.max_tokens
-        self._min_tokens[row] = params.min_tokens
         self._ignores_eos[row] = params.ignore_eos
         self._has_stops[row] = bool(params.stop_token_ids)
         self._stops[row] = frozenset(params.stop_token_ids)
@@ -44,11 +42,10 @@ class Endings:
             ok: [n] false where there is no usable token: the row ends with an error.
         """
         reasons = np.where(output_index + 1 >= self._max_tokens[rows], int(EndReason.LENGTH), _RUNS_ON)
-        may_end = output_index >= self._min_tokens[rows]
-        for place in np.flatnonzero(self._has_stops[rows] & may_end):
+        for place in np.flatnonzero(self._has_stops[rows]):
             if int(tokens[place]) in self._stops[int(rows[place])]:
                 reasons[place] = EndReason.STOP_TOKEN
-        is_eos = np.isin(tokens, self._eos) & ~self._ignores_eos[rows] & may_end
+        is_eos = np.isin(tokens, self._eos) & ~self._ignores_eos[rows]
         reasons[is_eos] = EndReason.EOS
         reasons[~ok] = EndReason.ERROR
         return reasons

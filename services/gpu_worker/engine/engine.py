@@ -101,6 +101,10 @@ class Engine:
         self._rates.record(num_prefill, num_decode, self._clock() - started)
         return self._result(plan, outcome, left)
 
+    def owns_blocks(self, row: int) -> bool:
+        """Whether a row holds KV blocks."""
+        return bool(self._batch.tables.num_blocks[row])
+
     def _drop(self, rows: tuple[int, ...]) -> tuple[int, ...]:
         """Remove rows; answers those that readers of the log know. A row that had already ended is free: no news."""
         known = tuple(row for row in rows if self._batch.state[row] != RowState.FREE and self._batch.is_joined[row])

@@ -127,7 +127,7 @@ class Lane:
         self.config = config
         self.draining = False
         self.broken = False
-        """It published a result that contradicts its plan: nothing it says is believed any more."""
+        """A result contradicts its plan, or is missing in the log: nothing it says is believed any more."""
         self.planned = 0
         self.answered = 0
         self.in_flight: deque[InFlight] = deque()

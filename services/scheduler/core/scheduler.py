@@ -22,6 +22,7 @@ from services.scheduler.core.prefix_cache import CachedBlock
 from services.scheduler.core.queue import Fcfs, Policy, WaitingQueue
 from services.scheduler.core.request import Request, RequestState, Signal
 from shared.messages import (
+    FINISH_REASONS,
     EndReason,
     EventKind,
     Final,
@@ -43,13 +44,6 @@ PATIENCE = 4
 
 MAX_REMEMBERED_ENDS = 256
 """Ended requests whose id is remembered, so that a doubled `Submit` is not taken for a new one."""
-
-FINISH_REASONS = {
-    EndReason.EOS: FinishReason.STOP,
-    EndReason.STOP_TOKEN: FinishReason.STOP,
-    EndReason.LENGTH: FinishReason.LENGTH,
-    EndReason.ERROR: FinishReason.ERROR,
-}
 
 
 @dataclass(slots=True)
@@ -209,18 +203,15 @@ class SchedulerCore:
     # ------------------------------------------------------------ results
 
     def update_from_result(self, result: StepResult) -> None:
-        """Commit one step. Late, doubled, of another incarnation or against its plan: ignored and counted."""
+        """Commit one step. Late, doubled or of another incarnation: ignored and counted.
+
+        One that contradicts its plan, or comes where another is missing, is counted too, and the worker is `broken`.
+        """
         lane = self.lanes.get(result.worker)
-        if (
-            lane is None
-            or lane.incarnation != result.incarnation
-            or lane.broken
-            or not lane.in_flight
-            or lane.in_flight[0].plan_id != result.step_id
-        ):
+        if lane is None or lane.incarnation != result.incarnation or lane.broken or result.step_id <= lane.answered:
             self.counters.ignored += 1
             return
-        if lane.contradicts(result):
+        if result.step_id != lane.answered + 1 or not lane.in_flight or lane.contradicts(result):
             lane.broken = True
             self.counters.ignored += 1
             return
@@ -232,7 +223,7 @@ class SchedulerCore:
                 self._stop_if_due(request)
 
     def broken_workers(self) -> list[tuple[str, int]]:
-        """(worker, incarnation) whose result contradicted its plan. They get no more plans and should be fenced."""
+        """(worker, incarnation) whose results contradict its plans. They get no more plans and should be fenced."""
         return [(lane.worker, lane.incarnation) for lane in self.lanes.values() if lane.broken]
 
     # ------------------------------------------------------------ planning

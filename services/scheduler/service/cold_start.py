@@ -40,6 +40,8 @@ class Survivor:
     end_reason: EndReason | None = None
     is_over: bool = False
     """Its terminal event is in the log."""
+    has_gap: bool = False
+    """Tokens are missing in the log: how a worker ended it cannot be told to be the end of what is known."""
     num_cached_tokens: int = 0
     """As readers were told; 0 also if it was never admitted."""
 
@@ -142,13 +144,15 @@ def _catch_up(client: redis.Redis, keys: Keys, survivors: list[Survivor], until:
             record = waiting.pop().record
             follower.track(record.submission.request_id, len(record.output), record.seat)
         try:
-            message = decode_log(payload)
+            updates = follower.apply(decode_log(payload))
         except ProtocolError:
             continue
-        for update in follower.apply(message):
+        for update in updates:
             survivor = by_id[update.request_id]
             survivor.output += update.tokens
-            survivor.end_reason = update.end_reason or survivor.end_reason
+            survivor.has_gap |= update.gap
+            if not survivor.has_gap:
+                survivor.end_reason = update.end_reason or survivor.end_reason
             survivor.num_cached_tokens = update.num_cached_tokens or survivor.num_cached_tokens
             survivor.is_over |= update.event is not None and update.event.kind is EventKind.FINISHED
 

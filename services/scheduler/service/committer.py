@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import redis
 
 from services.scheduler.core.ticks import TickOutcome
-from shared.errors import Fenced
+from shared.errors import Fenced, PagewireError
 from shared.keys import Keys
 from shared.messages import Tick, TickEntry, encode
 from shared.records import final_fields
@@ -16,16 +16,21 @@ def tick_operations(keys: Keys, tick: Tick, outcome: TickOutcome, *, record_ttl_
     """Everything that `tick` led to: the plan that carries it or its own entry, request events, final records."""
     operations: list[Operation] = []
     planned = outcome.plan
+    if planned is not None:
+        # First, because it alone can be refused (its entry id is given): a script does not take back what it has done.
+        stream = keys.plans(planned.worker, planned.incarnation)
+        operations.append(XAdd(stream, encode(planned.plan), f"{planned.plan.plan_id}-0"))
     if planned is None or outcome.events or outcome.cached:
         entry = TickEntry(tick=tick if planned is None else None, events=outcome.events, cached=outcome.cached)
         operations.append(XAdd(keys.steps, encode(entry)))
-    if planned is not None:
-        stream = keys.plans(planned.worker, planned.incarnation)
-        operations.append(XAdd(stream, encode(planned.plan), f"{planned.plan.plan_id}-0"))
     for ended in outcome.finished:
         fields = final_fields(ended.output, tick.log_id, ended.final)
         operations.append(SetFields(keys.request(ended.request_id), fields, record_ttl_s))
     return operations
+
+
+class PlanRefused(PagewireError):
+    """Somebody else wrote into a plan stream, and no plan can follow that entry: the same plan is refused for ever."""
 
 
 class Committer:
@@ -46,11 +51,17 @@ class Committer:
 
         Raises:
             Fenced: another leader commits; nothing of this one counts any more.
+            PlanRefused: nothing of the tick was committed, and nothing will be.
             RedisFailure: the outcome is unknown; call again.
         """
         if not self._pending:
             return
-        statuses = commit_ticks(self._client, self._keys, self._pending)
+        try:
+            statuses = commit_ticks(self._client, self._keys, self._pending)
+        except redis.ResponseError as error:
+            if "The ID specified in XADD" in str(error):
+                raise PlanRefused(str(error)) from error
+            raise
         if AppendStatus.STALE in statuses:
             raise Fenced(f"epoch {self._epoch} is stale")
         self._pending.clear()

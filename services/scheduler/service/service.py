@@ -10,7 +10,7 @@ from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.snapshot import UnusableSnapshot
 from services.scheduler.service import logs
 from services.scheduler.service.cold_start import fence_all, rebuild
-from services.scheduler.service.committer import Committer
+from services.scheduler.service.committer import Committer, PlanRefused
 from services.scheduler.service.inbox import Inbox
 from services.scheduler.service.leader import MAX_BLOCK_S, Leader, LeaderParts
 from services.scheduler.service.leadership import Leadership
@@ -56,6 +56,7 @@ class SchedulerService:
         self._keys = Keys(settings.pool)
         self._wall = wall
         self._clock = clock
+        self._must_start_cold = False
         self._client = connect(settings.redis_url)
         self._reader = connect_blocking(settings.redis_url, block_s=MAX_BLOCK_S)
         self._leadership = Leadership(settings.redis_url, self._keys, lease, ttl_s=settings.lease_ttl_s)
@@ -70,6 +71,9 @@ class SchedulerService:
                     self._lead(leader, stop)
             except Fenced as error:
                 logs.warning("leadership_lost", epoch=self._leadership.epoch, reason=str(error))
+            except PlanRefused as error:
+                logs.warning("plan_refused", error=str(error))
+                self._must_start_cold = True  # with new incarnations, whose plan streams are new
             except RedisFailure as error:
                 logs.warning("redis_unavailable", error=str(error))
                 stop.wait(BACKOFF_S[-1])
@@ -152,7 +156,7 @@ class SchedulerService:
 
     def _warm(self, snapshot: Snapshot | None, config: SchedulerConfig) -> _Start | None:
         """From the snapshot, if it and all ticks after it can be derived again."""
-        if snapshot is None:
+        if snapshot is None or self._must_start_cold:
             return None
         try:
             position = replay(self._client, self._keys, snapshot, config, self._fence())
@@ -165,6 +169,7 @@ class SchedulerService:
         fence = self._fence()
         holders = fence_all(self._client, self._keys, fence, epoch=fence.epoch)
         cold = rebuild(self._client, self._keys, config, tick=fence.tick, now=self._wall())
+        self._must_start_cold = False
         return _Start(cold.position, cold.intake, holders)
 
     def _fence(self) -> FenceState:

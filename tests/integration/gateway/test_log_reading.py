@@ -13,7 +13,7 @@ import redis
 from services.cli.redis_server import find_redis_server
 from services.gateway.text.tokenizer import TextTokenizer
 from shared.keys import Keys
-from shared.messages import FIELD, EndReason
+from shared.messages import FIELD, EndReason, StepResult, encode
 from shared.redis_client import connect
 from tests.fakes.byte_model import answer, spell
 from tests.fakes.gateway_server import RunningGateway
@@ -113,9 +113,15 @@ def test_foreign_and_broken_entries_are_skipped(scene: Scene, redis_client: redi
     for payload in (b"", b"\x00", b"\x93\xa6step/9\x01\x02", b"\xff" * 50, b"\x91" * 5000):
         redis_client.xadd(keys.steps, {FIELD: payload})
     redis_client.xadd(keys.steps, {"other": b"x"})
+    request_id = next(iter(scene.pool.submissions))
+    for step in (
+        StepResult("ghost-0", 1, 1, tokens=b"cut", joined=((0, request_id, 0),)),
+        StepResult("ghost-1", 1, 1, joined=((0, request_id, 3),), ended=((0, 99),)),
+    ):
+        redis_client.xadd(keys.steps, {FIELD: encode(step)})
     scene.pool.release()
     assert streams.texts() == {"go": "unharmed"}
-    assert scene.gateway.state.engine.reader.counters.unreadable == 6
+    assert scene.gateway.state.engine.reader.counters.unreadable == 8
 
 
 def test_a_lost_record_ends_the_stream_with_an_error(

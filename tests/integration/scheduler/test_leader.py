@@ -14,6 +14,7 @@ from shared.messages import (
     StepPlan,
     StepResult,
     Stop,
+    Submit,
     TickEntry,
 )
 from shared.streams import scan
@@ -203,10 +204,13 @@ def test_unreadable_messages_are_kept_aside_and_harm_nobody(pool: Pool) -> None:
 
 def test_a_submit_without_a_sound_record_is_ignored(pool: Pool) -> None:
     pool.worker()
-    pool.scheduler().start()
+    scheduler = pool.scheduler().start()
+    wait_for(lambda: scheduler.leader is not None)  # a cold start would pass over all of this
     for payload in (b"\x92\xa8submit/1\xa7missing", b"\x92\xa8submit/1\xa3odd"):
         pool.client.xadd(pool.keys.intake, {FIELD: payload})
     pool.client.hset(pool.keys.request("odd"), "submission", b"\x00\x01")
+    pool.client.set(pool.keys.request("string"), "not even a hash")  # the leader asked for it again and again
+    pool.send(Submit("string"))
     pool.submit(2)
     pool.wait_until_ended()
     pool.check_texts()

@@ -230,6 +230,30 @@ def test_a_cold_start_keeps_what_was_told_of_the_cache(pool: Pool) -> None:
     assert pool.told_cached() == {live: 16} and final is not None and final.num_cached_tokens == 16
 
 
+def test_an_entry_that_no_plan_can_follow_leads_to_a_cold_start(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
+    """Redis refused every further plan of the stream, and the leader repeated the first one for ever."""
+    caplog.set_level("INFO", "pagewire.scheduler")
+    worker = pool.worker(step_s=0.003)
+    scheduler = pool.scheduler()
+    thread = threading.Thread(target=scheduler.service.run, args=(scheduler.stop_event,))
+    thread.start()
+    try:
+        pool.submit(6, max_tokens=100)
+        wait_for(lambda: len(worker.statuses) > 20)
+        plans = pool.keys.plans("worker-0", 1)
+        with pool.client.pipeline() as pipe:  # deleted at once, its id still counts
+            pipe.xadd(plans, {FIELD: b"foreign"}, id="1000000-0")
+            pipe.xdel(plans, "1000000-0")
+            pipe.execute()
+        pool.wait_until_ended()
+    finally:
+        scheduler.stop_event.set()
+        thread.join(20)
+    pool.check_texts()
+    assert _cold_starts(caplog) == 2, "the very first start was one, too"
+    assert worker.incarnations == [1, 3]
+
+
 def test_requests_that_a_worker_ended_meanwhile_are_ended_by_a_cold_start(pool: Pool) -> None:
     """The last result is in the log, but no tick has applied it: the records get their ends, not another token."""
     worker = pool.worker()

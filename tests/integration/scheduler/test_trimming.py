@@ -10,7 +10,7 @@ from shared.keys import Keys
 from shared.messages import Decoder, LogMessage
 from shared.records import Seat
 from shared.redis_client import connect
-from shared.step_log import catch_up
+from shared.step_log import StepLogFollower
 from shared.streams import scan
 from tests.fakes.content_worker import reference_output
 from tests.integration.scheduler.conftest import Pool, wait_for
@@ -52,9 +52,12 @@ def test_record_plus_tail_is_the_committed_output_at_any_moment(pool: Pool) -> N
         for request_id in ids:
             record = pool.record(request_id)
             messages = [_log.decode(e.payload) for e in scan(pool.client, pool.keys.steps, after=record.log_id)]
-            caught = catch_up(record, messages)
+            follower = StepLogFollower()
+            follower.track(request_id, len(record.output), record.seat)
+            updates = [update for message in messages for update in follower.apply(message)]
+            output = [*record.output, *(token for update in updates for token in update.tokens)]
             expected = reference_output(pool.submissions[request_id])[0]
-            assert caught.output == expected[: len(caught.output)] and not caught.gap
+            assert output == expected[: len(output)] and not any(update.gap for update in updates)
             num_seats += isinstance(record.seat, Seat)
     assert num_seats > 0 and len(worker.statuses) > 100
     pool.check_texts()

@@ -7,7 +7,7 @@ import pytest
 
 from services.scheduler.service import workers
 from shared.leases import read_members
-from shared.messages import Decoder, LogMessage, ProcessDied, WorkerFenced, WorkerState
+from shared.messages import Decoder, LogMessage, ProcessDied, StepResult, WorkerFenced, WorkerState
 from shared.scripts import AppendStatus, read_fence
 from shared.streams import scan
 from tests.fakes.live_worker import LiveWorker
@@ -104,6 +104,31 @@ def test_a_hung_worker_is_fenced_and_its_late_result_is_refused(pool: Pool) -> N
     pool.wait_until_ended()
     pool.check_texts()
     assert worker.incarnations == [1, 3], "it came back under a new instance name"
+
+
+def test_a_worker_whose_step_is_lost_from_the_log_is_fenced_and_its_requests_continue(pool: Pool) -> None:
+    """No later step of it has a place without that one: its requests would wait for ever."""
+    worker = pool.worker()
+    leader = pool.scheduler().take_over()
+    pool.submit(6, max_tokens=60)
+    while len(worker.statuses) < 10:
+        leader.turn(0.05)
+    read_to = leader.position.log_id
+    wait_for(lambda: len(_unread_steps(pool, read_to)) == 2)  # both plans in flight are answered
+    pool.client.xdel(pool.keys.steps, _unread_steps(pool, read_to)[0])
+    until = time.monotonic() + 20
+    while not all(pool.has_ended(request_id) for request_id in pool.submissions):
+        leader.turn(0.05)
+        assert time.monotonic() < until, "the requests wait for ever"
+    pool.check_texts()
+    assert (1, "result_contradicts_plan") in _fences(pool)
+    assert worker.incarnations == [1, 3]
+
+
+def _unread_steps(pool: Pool, after: str) -> list[str]:
+    """Ids of the step results behind entry `after`."""
+    entries = scan(pool.client, pool.keys.steps, after=after)
+    return [entry.entry_id for entry in entries if isinstance(_log.decode(entry.payload), StepResult)]
 
 
 def test_a_worker_that_misses_renewals_but_is_not_fenced_just_goes_on(pool: Pool) -> None:

@@ -110,6 +110,7 @@ def test_plans_made_before_an_ending_was_known_yield_nothing(make_driver, plain)
     before = len(neighbour.output)
     driver.extra_blocks = [(1, 0)]
     late = driver.step()
+    assert not driver.engine.owns_blocks(1)
     assert list(unpack_int32(late.tokens)) == neighbour.output[-1:]
     assert len(neighbour.output) == before + 1
     assert driver.step(drop_rows=[1]).left == ()

@@ -97,6 +97,7 @@ FILTERS: dict[str, dict] = {
     "min_p one": {"min_p": 1.0},
     "top_k then top_p": {"top_k": 30, "top_p": 0.9},
     "wide top_k then top_p": {"top_k": 500, "top_p": 0.99, "temperature": 2.0},
+    "wide min_p then top_p": {"min_p": 0.2, "top_p": 0.3, "temperature": 2.0},
     "all": {"top_k": 25, "top_p": 0.9, "min_p": 0.02, "temperature": 1.3},
 }
 
@@ -231,6 +232,18 @@ def test_a_row_that_returns_has_the_counts_it_left_with() -> None:
     assert run(returns=True) == run(returns=False)
 
 
+def test_a_row_knows_nothing_of_the_one_before_it() -> None:
+    params = SamplingParams(max_tokens=50, seed=0, temperature=0.0, repetition_penalty=5.0, presence_penalty=2.0)
+    logits = logits_of(3)
+    best = int(logits.argmax())
+    one = sampler(1)
+    one.add(0, params, np.array([best]), np.array([best]))
+    assert one.sample(logits[None].clone(), np.array([0]), np.array([1])).tokens.tolist() != [best]
+    one.remove(0)
+    one.add(0, params, np.array([1]), NO_TOKENS)
+    assert one.sample(logits[None].clone(), np.array([0]), np.array([0])).tokens.tolist() == [best]
+
+
 def test_counts_of_many_rows_do_not_mix() -> None:
     params = SamplingParams(max_tokens=50, seed=0, temperature=0.0, presence_penalty=2.0, frequency_penalty=2.0)
     many = sampler(11)
@@ -269,6 +282,7 @@ def test_inverse_cdf_equals_a_linear_search(vocab_size: int) -> None:
     generator = torch.Generator().manual_seed(vocab_size)
     weights = torch.rand(50, vocab_size, generator=generator)
     weights[weights < 0.3] = 0.0
+    weights[0, : vocab_size // 2] = 0.0
     weights[:, vocab_size // 2] += 0.5
     uniforms = torch.rand(50, generator=generator, dtype=torch.float64)
     uniforms[:2] = torch.tensor([0.0, 1 - 2.0**-52], dtype=torch.float64)

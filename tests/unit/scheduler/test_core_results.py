@@ -48,7 +48,6 @@ GOOD = StepResult("w", 3, 2, pack_int32([9, 9]))
         {"incarnation": 2},
         {"incarnation": 4},
         {"step_id": 1},
-        {"step_id": 3},
     ],
 )
 def test_a_result_of_another_step_or_incarnation_is_ignored_and_counted(change: dict[str, object]) -> None:
@@ -80,6 +79,7 @@ def test_a_doubled_result_counts_once() -> None:
         {"ended": ((5, EndReason.EOS),)},
         {"ended": ((0, 77),)},
         {"ended": ((0, EndReason.EOS), (0, EndReason.EOS))},
+        {"step_id": 3},
     ],
 )
 def test_a_result_against_its_plan_marks_the_worker_as_broken(change: dict[str, object]) -> None:
@@ -102,6 +102,25 @@ def test_a_worker_that_forgets_a_length_ending_is_broken() -> None:
     core.schedule(0.0)
     core.update_from_result(StepResult("w", 1, 1, pack_int32([7])))
     assert core.broken_workers() == [("w", 1)]
+
+
+def test_a_worker_whose_result_is_missing_is_broken_and_its_requests_go_on_from_what_is_there() -> None:
+    """An entry of the log that cannot be read: without its tokens, no later one of the worker has a place."""
+    world = World(SchedulerConfig(max_model_len=100))
+    world.join("w", 20)
+    for name in ("a", "b"):
+        world.submit(make_submission(name, [1, 2], max_tokens=9, ignore_eos=True))
+    world.turn()
+    world.step("w")
+    world.turn()
+    assert world.lose("w")
+    world.turn()
+    assert not world.workers, "it is fenced"
+    world.turn()
+    assert world.core.stats().num_requeues == 2
+    world.join("w", 20)
+    world.settle()
+    world.judge_idle()
 
 
 def test_no_token_is_told_from_tokens_at_any_alignment() -> None:

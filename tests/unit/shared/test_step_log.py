@@ -1,24 +1,24 @@
 """A follower attributes tokens to its requests whatever else is in the log."""
 
-from array import array
 from collections.abc import Sequence
 
+import msgspec
+import pytest
+
+from shared.errors import MalformedMessage
 from shared.messages import (
     EndReason,
     EventKind,
-    Final,
     FinishReason,
     LogMessage,
     RequestEvent,
     StepResult,
-    Submission,
     TickEntry,
     WorkerFenced,
 )
 from shared.packing import NO_TOKEN, pack_int32
-from shared.records import RequestRecord, Seat
-from shared.sampling import SamplingParams
-from shared.step_log import StepLogFollower, Update, catch_up
+from shared.records import Seat
+from shared.step_log import StepLogFollower, Update
 
 JoinedRows = tuple[tuple[int, str, int], ...]
 
@@ -145,29 +145,40 @@ def test_a_reader_seated_by_the_record_continues_without_a_roster() -> None:
     assert collect(follower, [step(11, [7]), step(12, [8])]) == {"a": [7, 8]}
 
 
-def _record(output: list[int], seat: Seat | None, final: Final | None = None) -> RequestRecord:
-    submission = Submission(
-        request_id="a",
-        model="m",
-        kind="chat",
-        created=0.0,
-        prompt_tokens=b"",
-        params=SamplingParams(max_tokens=9, seed=0),
-    )
-    return RequestRecord(submission, array("i", output), "5-0", seat, final)
-
-
 def test_record_plus_tail_is_the_committed_output() -> None:
+    """Output 1, 2 came from the record; its seat tells whose row the tail's first step is."""
+    follower = StepLogFollower()
+    follower.track("a", committed=2, seat=Seat("w", 1, 0))
     tail: list[LogMessage] = [
         step(4, [3]),
         WorkerFenced(worker="w", incarnation=1),
         step(1, [NO_TOKEN, 4], joined=((1, "a", 3),), incarnation=2),
         step(2, [NO_TOKEN, 5], ended=((1, EndReason.LENGTH),), incarnation=2),
     ]
-    state = catch_up(_record([1, 2], Seat("w", 1, 0)), tail)
-    assert (state.output, state.end_reason, state.gap) == ([1, 2, 3, 4, 5], EndReason.LENGTH, False)
-    assert catch_up(_record([1, 2], Seat("w", 1, 0)), tail[:3]).seat == Seat("w", 2, 1)
+    updates = [update for message in tail for update in follower.apply(message)]
+    assert [token for update in updates for token in update.tokens] == [3, 4, 5]
+    assert updates[-1].end_reason is EndReason.LENGTH and not any(update.gap for update in updates)
 
 
 def test_a_tail_that_was_trimmed_too_far_is_a_gap() -> None:
-    assert catch_up(_record([1], None), [step(9, [5], joined=((0, "a", 4),))]).gap
+    follower = StepLogFollower()
+    follower.track("a", committed=1)
+    assert follower.apply(step(9, [5], joined=((0, "a", 4),)))[0].gap
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        msgspec.structs.replace(step(2, []), tokens=b"abc"),
+        step(2, [6], ended=((0, 99),)),
+        step(2, [6], joined=((-5, "a", 1),)),
+        step(2, [6], roster=((-5, "a", 2),)),
+    ],
+)
+def test_a_step_that_no_worker_can_mean_is_refused_and_counts_for_nothing(broken: StepResult) -> None:
+    """One such entry in the log ended every gateway, and would have ended each cold start of a scheduler."""
+    follower = follow("a")
+    follower.apply(step(1, [5], joined=((0, "a", 0),)))
+    with pytest.raises(MalformedMessage):
+        follower.apply(broken)
+    assert collect(follower, [step(2, [6])]) == {"a": [6]}
