@@ -87,6 +87,8 @@ class Submission(Message, frozen=True, tag=_tag("submission")):
     priority: int = 0
     tenant: str = ""
     traceparent: str = ""
+    cache_salt: str = ""
+    """Cached prefixes are shared only within tenant and salt."""
 
 
 class Final(Message, frozen=True, tag=_tag("final")):
@@ -97,6 +99,8 @@ class Final(Message, frozen=True, tag=_tag("final")):
     end_reason: int = 0
     """`EndReason` of the worker if it ended the row, else 0."""
     message: str = ""
+    num_cached_tokens: int = 0
+    """Prompt tokens that the prefix cache held when the request was first admitted."""
 
 
 # ---------------------------------------------------------------- intake: gateways and supervisors → scheduler
@@ -244,6 +248,8 @@ class TickEntry(Message, frozen=True, tag=_tag("tick")):
 
     tick: Tick | None = None
     events: tuple[RequestEvent, ...] = ()
+    cached: tuple[tuple[str, int], ...] = ()
+    """(request_id, prompt tokens that the prefix cache held) of requests that were admitted for the first time."""
 
 
 class WorkerFenced(Message, frozen=True, tag=_tag("fenced")):
@@ -306,6 +312,10 @@ class PoolStats(Message, frozen=True, tag=_tag("stats")):
     """Late, doubled or unknown messages that were dropped."""
     finished: tuple[tuple[str, int], ...] = ()
     """(FinishReason, count)."""
+    prefix_cache_queries: int = 0
+    """Tokens that requests had at their admissions."""
+    prefix_cache_hits: int = 0
+    """Those of them that were cached."""
 
 
 # ---------------------------------------------------------------- codec

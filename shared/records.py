@@ -38,11 +38,18 @@ class RequestRecord:
     log_id: str
     seat: Seat | None
     final: Final | None
+    num_cached_tokens: int = 0
+    """Prompt tokens that the prefix cache held when the request was first admitted, as far as `log_id` tells."""
 
 
-def fold_fields(output: bytes, log_id: str, seat: Seat | None) -> dict[str, bytes]:
+def fold_fields(output: bytes, log_id: str, seat: Seat | None, num_cached_tokens: int = 0) -> dict[str, bytes]:
     """Fields that bring a live record up to `log_id`."""
-    return {"output": output, "log_id": log_id.encode(), "seat": msgspec.msgpack.encode(seat)}
+    return {
+        "output": output,
+        "log_id": log_id.encode(),
+        "seat": msgspec.msgpack.encode(seat),
+        "cached": str(num_cached_tokens).encode(),
+    }
 
 
 def final_fields(output: bytes, log_id: str, final: Final) -> dict[str, bytes]:
@@ -59,7 +66,12 @@ def parse_record(raw: dict[bytes, bytes]) -> RequestRecord | None:
         seat = msgspec.msgpack.decode(raw[b"seat"], type=Seat | None) if b"seat" in raw else None
         output = unpack_int32(raw.get(b"output", b""))
         return RequestRecord(
-            _submission.decode(raw[b"submission"]), output, raw.get(b"log_id", START.encode()).decode(), seat, final
+            submission=_submission.decode(raw[b"submission"]),
+            output=output,
+            log_id=raw.get(b"log_id", START.encode()).decode(),
+            seat=seat,
+            final=final,
+            num_cached_tokens=int(raw.get(b"cached", b"0")) if final is None else final.num_cached_tokens,
         )
     except (ProtocolError, msgspec.MsgspecError, ValueError):
         return None

@@ -5,7 +5,7 @@ of tokens committed so far; nothing counts after the end. When steps are missing
 then loads the request's record, which holds the committed output and the row, and tracks the request anew.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from shared.errors import MalformedMessage
@@ -31,6 +31,8 @@ class Update:
     event: RequestEvent | None = None
     gap: bool = False
     """Steps are missing: reload the record."""
+    num_cached_tokens: int = 0
+    """Set by the entry that tells of the request's first admission, if prompt tokens were cached."""
 
 
 @dataclass(slots=True)
@@ -88,12 +90,18 @@ class StepLogFollower:
             _check_sound(message)
             return self._apply_step(message)
         if isinstance(message, TickEntry):
-            return self._apply_events(message.events)
+            return [*self._apply_cached(message.cached), *self._apply_events(message.events)]
         if isinstance(message, WorkerFenced):
             worker = self._workers.get(message.worker)
             if worker is not None and worker.incarnation <= message.incarnation:
                 self._workers[message.worker] = _Worker(message.incarnation + 1, 0)
         return []
+
+    def _apply_cached(self, cached: Iterable[tuple[str, int]]) -> Iterator[Update]:
+        for request_id, num_cached_tokens in cached:
+            tracked = self._tracked.get(request_id)
+            if tracked is not None:
+                yield Update(request_id, num_committed=tracked.committed, num_cached_tokens=num_cached_tokens)
 
     def _apply_events(self, events: Iterable[RequestEvent]) -> list[Update]:
         updates = []

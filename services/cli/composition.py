@@ -42,6 +42,10 @@ def shared_environment(
         "MAX_MODEL_LEN": settings.max_model_len or context_length(model),
         "DTYPE": settings.dtype,
         "PLAN_AHEAD": settings.plan_ahead,
+        "ENABLE_PREFIX_CACHING": settings.enable_prefix_caching,
+        "EVICTION": settings.eviction,
+        "RECLAIM": settings.reclaim,
+        "FIT": settings.fit,
         "DEVICE": settings.device,
         "LOG_LEVEL": settings.log_level,
     }

@@ -56,6 +56,21 @@ Dtype = Annotated[
     typer.Option(help="float32, bfloat16, float16, or auto: as the hardware computes best.", show_default="auto"),
 ]
 PlanAhead = Annotated[int | None, typer.Option(help="Plans in flight per worker: 1 or 2.", show_default="2")]
+EnablePrefixCaching = Annotated[
+    bool | None,
+    typer.Option(
+        "--enable-prefix-caching/--no-enable-prefix-caching", help="Share the KV of common prefixes.", show_default="on"
+    ),
+]
+Eviction = Annotated[
+    str | None, typer.Option(help="Which cached KV block goes first: lru, lfu or fifo.", show_default="lru")
+]
+Reclaim = Annotated[
+    str | None, typer.Option(help="Unused KV blocks stay cached (lazy) or not (immediate).", show_default="lazy")
+]
+Fit = Annotated[
+    str | None, typer.Option(help="Which run of free KV blocks is taken: first, best or worst.", show_default="first")
+]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto")]
 StateDirectory = Annotated[
     Path | None,
@@ -111,6 +126,10 @@ def up(
     max_model_len: MaxModelLen = None,
     dtype: Dtype = None,
     plan_ahead: PlanAhead = None,
+    enable_prefix_caching: EnablePrefixCaching = None,
+    eviction: Eviction = None,
+    reclaim: Reclaim = None,
+    fit: Fit = None,
     device: Device = None,
     home: Home = None,
     state_dir: StateDirectory = None,
@@ -153,6 +172,10 @@ def serve(
     max_model_len: MaxModelLen = None,
     dtype: Dtype = None,
     plan_ahead: PlanAhead = None,
+    enable_prefix_caching: EnablePrefixCaching = None,
+    eviction: Eviction = None,
+    reclaim: Reclaim = None,
+    fit: Fit = None,
     device: Device = None,
     home: Home = None,
     state_dir: StateDirectory = None,

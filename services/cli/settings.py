@@ -44,6 +44,10 @@ class Settings(BaseSettings):
     num_blocks: int | None = Field(None, ge=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
     plan_ahead: int | None = Field(None, ge=1, le=2)
+    enable_prefix_caching: bool | None = None
+    eviction: Literal["lru", "lfu", "fifo"] | None = None
+    reclaim: Literal["lazy", "immediate"] | None = None
+    fit: Literal["first", "best", "worst"] | None = None
     device: str | None = None
     cors_origin: list[str] | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"

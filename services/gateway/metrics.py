@@ -84,6 +84,8 @@ class _PoolCollector(Collector):
         yield self._gauge("kv_blocks_cached", "KV blocks kept only for prefix hits", stats.num_cached_blocks)
         yield self._gauge("num_workers", "Workers in the pool", stats.num_workers)
         yield self._counter("num_preemptions", "Preemptions", stats.num_preemptions)
+        yield self._counter("prefix_cache_queries", "Tokens looked up in the prefix cache", stats.prefix_cache_queries)
+        yield self._counter("prefix_cache_hits", "Tokens found in the prefix cache", stats.prefix_cache_hits)
         yield self._counter("num_plans", "Step plans", stats.num_plans)
         yield self._counter("num_ignored_messages", "Late, doubled or unknown messages", stats.num_ignored_messages)
 

@@ -5,6 +5,10 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from services.scheduler.core.blocks import Reclaim
+from services.scheduler.core.evictable import Eviction
+from services.scheduler.core.extents import Fit
+
 
 class Settings(BaseSettings):
     """Environment variables `PAGEWIRE_<NAME>`. The first block must equal what the workers were started with."""
@@ -23,6 +27,15 @@ class Settings(BaseSettings):
     """Longest prompt plus output, in tokens; 0: that of the first worker."""
     plan_ahead: int = Field(2, ge=1, le=2)
     """Plans in flight per worker."""
+
+    enable_prefix_caching: bool = True
+    """Requests that begin alike share the KV of what they have in common, also after the first one ended."""
+    eviction: Eviction = Eviction.LRU
+    """Which cached block goes first when blocks are needed."""
+    reclaim: Reclaim = Reclaim.LAZY
+    """Whether blocks that no request uses stay cached (lazy) or are freed at once (immediate)."""
+    fit: Fit = Fit.FIRST
+    """Which run of free blocks a request gets."""
 
     max_queued_requests: int = Field(4096, ge=0)
     """Queue cap; further requests get 429. 0 = no cap."""

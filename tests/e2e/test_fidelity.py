@@ -128,3 +128,18 @@ def test_a_pool_so_small_that_requests_are_preempted(
         output, _ = generate_all(stack, prompts)
         assert_equal(output, references)
         assert stack.metric("num_preemptions_total") >= 3
+
+
+@pytest.mark.timeout(600)
+def test_prefix_hits_cold_and_warm(
+    start_stack: StartStack, prompts: list[list[int]], references: list[list[int]]
+) -> None:
+    """Prompt lengths on and around block boundaries: what is not computed again changes nothing."""
+    with start_stack(dtype="float32") as stack:
+        output, _ = generate_all(stack, prompts)
+        assert_equal(output, references)
+        before = stack.metric("prefix_cache_hits_total")
+        output, _ = generate_all(stack, prompts)
+        assert_equal(output, references)
+        expected = sum((length - 1) // 16 * 16 for length in LENGTHS)
+        assert stack.metric("prefix_cache_hits_total") >= before + expected

@@ -190,6 +190,10 @@ class ContentWorker:
     def _slot(self, row: Row, position: int) -> int:
         return row.blocks[position // self.block_size] * self.block_size + position % self.block_size
 
+    def block(self, block_id: int) -> bytes:
+        """What a block holds now, packed."""
+        return pack_int32(self.memory[block_id * self.block_size : (block_id + 1) * self.block_size])
+
     def _sample(self, row: Row) -> int:
         checksum = 0
         for index, block_id in enumerate(row.blocks):

@@ -26,6 +26,8 @@ class Driven:
     pending: bool = True
     """Whether a chunk is still due before it decodes."""
     blocks: list[int] = field(default_factory=list)
+    num_hits: int = 0
+    """Blocks at the front of its table that another request computed."""
 
     @property
     def tokens(self) -> list[int]:
@@ -49,14 +51,26 @@ class EngineDriver:
         """(row, block_id) pairs that the next plan brings on top, as one made before an ending was known would."""
         engine.begin(worker, incarnation)
 
-    def add(self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, row: int | None = None) -> Driven:
-        """The request enters with the next plan; a known one returns with its output."""
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        row: int | None = None,
+        hits: Sequence[int] = (),
+    ) -> Driven:
+        """The request enters with the next plan; a known one returns with its output.
+
+        `hits` are blocks that hold the beginning of its tokens already; whoever owns them keeps them.
+        """
         request = self.requests.setdefault(request_id, Driven(request_id, list(prompt), params))
         request.row = self._rows.index(None) if row is None else row
-        request.num_computed, request.pending = 0, True
+        request.num_computed, request.pending = len(hits) * self.engine.cache.block_size, True
+        request.blocks, request.num_hits = list(hits), len(hits)
         self._rows[request.row] = request
         tokens = pack_int32(request.tokens)
-        self._added.append(NewRow(request.row, request_id, tokens, len(request.prompt), 0, params))
+        self._added.append(NewRow(request.row, request_id, tokens, len(request.prompt), request.num_computed, params))
         return request
 
     def step(
@@ -114,6 +128,8 @@ class EngineDriver:
     def _grow(self, request: Driven, chunk: int) -> list[int]:
         needed = request.num_computed + chunk if request.pending else len(request.tokens)
         pairs: list[int] = []
+        if any(new.request_id == request.request_id for new in self._added):
+            pairs += [number for block in request.blocks for number in (self._row_of(request.request_id), block)]
         while len(request.blocks) * self.engine.cache.block_size < needed:
             block = self._free.pop()
             request.blocks.append(block)
@@ -122,7 +138,7 @@ class EngineDriver:
 
     def _release(self, request: Driven) -> int:
         row = self._row_of(request.request_id)
-        self._free += request.blocks
+        self._free += request.blocks[request.num_hits :]
         request.blocks = []
         request.row = None
         self._rows[row] = None

@@ -6,7 +6,7 @@ internals are checked by `check_integrity`. Everything is deterministic: the sam
 
 import hashlib
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +21,7 @@ from shared.messages import (
     FinishReason,
     IntakeMessage,
     LogMessage,
+    NewRow,
     RequestEvent,
     StepPlan,
     StepResult,
@@ -42,11 +43,27 @@ from tests.fakes.content_worker import ContentWorker, reference_output
 
 
 def make_submission(
-    request_id: str, prompt: Sequence[int], *, max_tokens: int, stop_token_ids: tuple[int, ...] = (), **params: object
+    request_id: str,
+    prompt: Sequence[int],
+    *,
+    max_tokens: int,
+    stop_token_ids: tuple[int, ...] = (),
+    tenant: str = "",
+    cache_salt: str = "",
+    **params: object,
 ) -> Submission:
     """A record as a gateway would write it; `params` are further `SamplingParams`."""
     sampling = SamplingParams(max_tokens=max_tokens, seed=0, stop_token_ids=stop_token_ids, **params)  # type: ignore[arg-type]
-    return Submission(request_id, "content", "completion", 0.0, pack_int32(prompt), sampling)
+    return Submission(
+        request_id,
+        "content",
+        "completion",
+        0.0,
+        pack_int32(prompt),
+        sampling,
+        tenant=tenant,
+        cache_salt=cache_salt,
+    )
 
 
 @dataclass(slots=True)
@@ -64,6 +81,8 @@ class ShadowRow:
     """One row by its plans. `last_holding` is set when it left: the last plan made while it held its blocks."""
 
     request_id: str
+    num_hits: int
+    """Blocks at the front of its table that were computed before."""
     blocks: list[int] = field(default_factory=list)
     last_holding: int | None = None
 
@@ -73,7 +92,8 @@ class Shadow:
     """One worker incarnation, followed on the wire alone."""
 
     rows: dict[int, ShadowRow] = field(default_factory=dict)
-    holders: dict[int, ShadowRow] = field(default_factory=dict)
+    holders: dict[int, list[ShadowRow]] = field(default_factory=dict)
+    """Rows that had a block since it was last given out to be written."""
     planned: int = 0
     answered: int = 0
     unapplied: deque[StepResult] = field(default_factory=deque)
@@ -111,6 +131,12 @@ class World:
         self.num_ticks = 0
         self.num_expected_ignored = 0
         self.num_preempted = 0
+        self.num_hit_tokens = 0
+        self.num_shared = 0
+        """Hits on blocks that another row had at that time."""
+        self._evictions: Counter[tuple[str, int]] = Counter()
+        self.cached: dict[str, int] = {}
+        """Cached prompt tokens of requests, as readers were told."""
         self.num_lost = 0
         self.events: list[RequestEvent] = []
         self.ended: list[Finished] = []
@@ -235,10 +261,13 @@ class World:
         self.ticks.append(RecordedTick(tick, log, intake, _outcome_bytes(outcome)))
         self._digest.update(_outcome_bytes(outcome))
         self._judge(outcome, log, running)
+        for lane in self.core.lanes.values():
+            self._evictions[lane.worker, lane.incarnation] = lane.pool.num_evictions
         if before and outcome.is_empty:
             assert take_snapshot(self.core) == before, "a turn that decided nothing changed the state"
         else:
             self.core.check_integrity()
+            self.judge_cache()
         return not outcome.is_empty
 
     def save(self) -> None:
@@ -265,6 +294,11 @@ class World:
             if not (num_steps or self.pending_log or self.pending_intake or self.pending_events):
                 return
         raise AssertionError("no end: livelock")
+
+    @property
+    def num_evicted(self) -> int:
+        """Cached blocks that went because others needed the room."""
+        return self._evictions.total()
 
     @property
     def digest(self) -> str:
@@ -300,8 +334,11 @@ class World:
         for message in log:
             if isinstance(message, StepResult):
                 self._shadow_result(message)
-        entry = TickEntry(events=outcome.events)
-        if outcome.events:
+        entry = TickEntry(events=outcome.events, cached=outcome.cached)
+        for request_id, num_cached_tokens in outcome.cached:
+            assert request_id not in self.cached, "told twice"
+            self.cached[request_id] = num_cached_tokens
+        if outcome.events or outcome.cached:
             self.log.append(entry)
             self._read(entry)
         ended = {event.request_id for event in outcome.events if event.kind is EventKind.FINISHED}
@@ -371,8 +408,9 @@ class World:
         for new in plan.added:
             assert new.row not in plan.dropped, "a row is reused in the plan that drops it"
             assert new.row not in shadow.rows, "a row is in use"
-            shadow.rows[new.row] = ShadowRow(new.request_id)
+            shadow.rows[new.row] = ShadowRow(new.request_id, new.num_computed_tokens // self.config.block_size)
             self.admissions.append(new.request_id)
+            self._judge_hits(new)
         assert len(shadow.rows) <= self.config.max_num_seqs
         self._shadow_blocks(shadow, plan.blocks)
         shadow.planned = plan.plan_id
@@ -380,30 +418,50 @@ class World:
     def _shadow_blocks(self, shadow: Shadow, blocks: bytes) -> None:
         pairs: array[int] = unpack_int32(blocks)
         for row, block_id in zip(pairs[::2], pairs[1::2], strict=True):
-            holder = shadow.holders.get(block_id)
-            if holder is not None:
-                assert holder.last_holding is not None, f"block {block_id} is in two tables"
-                assert holder.last_holding <= shadow.answered, f"block {block_id} is named by an unanswered plan"
             taker = shadow.rows[row]
+            if len(taker.blocks) < taker.num_hits:
+                assert block_id in shadow.holders, f"block {block_id} was never written"
+            else:
+                for holder in shadow.holders.pop(block_id, ()):
+                    assert holder.last_holding is not None, f"block {block_id} is in two tables"
+                    assert holder.last_holding <= shadow.answered, f"block {block_id} is named by an unanswered plan"
+            sharers = shadow.holders.setdefault(block_id, [])
+            self.num_shared += any(holder.last_holding is None for holder in sharers)
+            sharers.append(taker)
             taker.blocks.append(block_id)
             limit = self.records[taker.request_id]
             most = len(limit.prompt_tokens) // 4 + limit.params.max_tokens - 1
             assert len(taker.blocks) <= self.config.blocks_for(most), "blocks for tokens that can never be computed"
-            shadow.holders[block_id] = taker
+
+    def _judge_hits(self, new: NewRow) -> None:
+        """Only whole blocks are hit, and never a request's last token."""
+        assert new.num_computed_tokens % self.config.block_size == 0
+        assert new.num_computed_tokens < len(new.tokens) // 4
+        assert self.config.enable_prefix_caching or not new.num_computed_tokens
+        self.num_hit_tokens += new.num_computed_tokens
+
+    def judge_cache(self) -> None:
+        """What the cache says of a block is what the worker wrote there."""
+        for worker in self.workers.values():
+            lane = self.core.lanes.get(worker.name)
+            if lane is not None and lane.incarnation == worker.incarnation:
+                for entry in lane.pool.cache:
+                    assert worker.block(entry.block_id) == entry.tokens, f"block {entry.block_id} holds something else"
 
     def judge_idle(self) -> None:
-        """Everything has ended, with its whole text, and every block is free."""
+        """Everything has ended, with its whole text, and every block is free or cached."""
         stats = self.core.stats()
         assert self.core.is_idle
         assert stats.num_running == stats.num_waiting == 0
-        assert stats.num_free_blocks == stats.num_blocks
+        assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
+        self.judge_cache()
         assert stats.left_requests == sum(count for _, count in stats.finished)
         for request_id, reader in self.readers.items():
             assert reader.terminal is not None, f"{request_id} never ended"
 
 
 def _outcome_bytes(outcome: TickOutcome) -> bytes:
-    parts = [encode(event) for event in outcome.events]
+    parts = [encode(event) for event in outcome.events] + [repr(outcome.cached).encode()]
     if outcome.plan is not None:
         parts.append(f"{outcome.plan.worker}:{outcome.plan.incarnation}".encode())
         parts.append(encode(outcome.plan.plan))

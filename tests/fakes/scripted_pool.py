@@ -55,6 +55,8 @@ class Script:
     hold_after: int | None = None
     """No token beyond this many before `release`."""
     worker: str = "worker-0"
+    num_cached: int = 0
+    """Prompt tokens that the prefix cache holds."""
 
 
 @dataclass
@@ -227,6 +229,8 @@ class ScriptedPool:
         rows = self._workers[script.worker].rows
         row = next(r for r in range(NUM_ROWS) if r not in rows)
         rows[row] = _Run(submission, script, row)
+        if script.num_cached:
+            self._commit(TickEntry(self._next_tick(), cached=((request_id, script.num_cached),)))
 
     def _drop(self, request_id: str, reason: FinishReason, count: int | None = None) -> None:
         for worker in self._workers.values():
@@ -295,19 +299,25 @@ class ScriptedPool:
         """Fold the committed output into the records, as a leader does before it trims the log."""
         log_id = last_id(self.client, self.keys.steps)
         for run in worker.rows.values():
-            fields: Any = fold_fields(pack_int32(run.output), log_id, Seat(name, worker.incarnation, run.row))
+            seat = Seat(name, worker.incarnation, run.row)
+            fields: Any = fold_fields(pack_int32(run.output), log_id, seat, run.script.num_cached)
             self.client.hset(self.keys.request(run.submission.request_id), mapping=fields)
 
     def _finish(self, run: _Run, reason: FinishReason, count: int | None = None) -> None:
         request_id, count = run.submission.request_id, len(run.output) if count is None else count
         event = RequestEvent(request_id, EventKind.FINISHED, count, str(reason), run.script.message)
-        self._tick += 1
-        tick = Tick(self._tick, self._intake_id, START, time.time())
-        final = Final(reason, count, int(run.end or 0), run.script.message)
-        operations = (
-            scripts.XAdd(self.keys.steps, encode(TickEntry(tick, (event,)))),
-            scripts.SetFields(self.keys.request(request_id), final_fields(pack_int32(run.output), START, final), 600),
+        final = Final(reason, count, int(run.end or 0), run.script.message, run.script.num_cached)
+        fields = final_fields(pack_int32(run.output), START, final)
+        self._commit(
+            TickEntry(self._next_tick(), (event,)), scripts.SetFields(self.keys.request(request_id), fields, 600)
         )
+
+    def _next_tick(self) -> Tick:
+        self._tick += 1
+        return Tick(self._tick, self._intake_id, START, time.time())
+
+    def _commit(self, entry: TickEntry, *more: scripts.Operation) -> None:
+        operations = (scripts.XAdd(self.keys.steps, encode(entry)), *more)
         commit = scripts.TickCommit(self._epoch, self._tick, operations)
         assert scripts.commit_ticks(self.client, self.keys, [commit]) == [scripts.AppendStatus.OK]
 

@@ -7,8 +7,12 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from services.scheduler.core.blocks import Reclaim
 from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.evictable import Eviction
+from services.scheduler.core.extents import Fit
 from shared.messages import FinishReason, IntakeMessage, ProcessDied, Stop, Submit
+from shared.packing import unpack_int32
 from tests.fakes.scheduler_world import World, make_submission
 
 MAX_MODEL_LEN = 40
@@ -51,6 +55,10 @@ configs = st.builds(
     max_num_batched_tokens=st.integers(1, 12),
     plan_ahead=st.sampled_from([1, 2, 2]),
     admission_room=st.integers(0, 4),
+    enable_prefix_caching=st.sampled_from([True, True, True, False]),
+    eviction=st.sampled_from(Eviction),
+    reclaim=st.sampled_from([Reclaim.LAZY, Reclaim.LAZY, Reclaim.LAZY, Reclaim.IMMEDIATE]),
+    fit=st.sampled_from(Fit),
 )
 
 
@@ -66,7 +74,12 @@ class Play:
 
     def submit(self, a: int, b: int) -> None:
         number = len(self.world.readers)
-        prompt = [1 + (number + position) % 20 for position in range(16 - a % 16)]
+        prompt = [1 + (a // 64 + position) % 20 for position in range(16 - a % 16)]
+        if a // 64 == 3:  # a turn later in a conversation
+            earlier = f"r{b % max(number, 1)}"
+            if earlier in self.world.readers:
+                told = unpack_int32(self.world.records[earlier].prompt_tokens).tolist()
+                prompt = (told + self.world.readers[earlier].tokens)[: 20 - a % 4] or prompt
         self.world.submit(
             make_submission(
                 f"r{number}",
@@ -75,6 +88,7 @@ class Play:
                 min_tokens=(0, 0, 3)[a % 3],
                 stop_token_ids=((), (), (5, 7))[b % 3],
                 ignore_eos=a % 4 != 0,
+                tenant=("", "", "other")[number % 3],
             )
         )
 
@@ -149,6 +163,9 @@ class Play:
         self.seen["preempted"] += stats.num_preemptions
         self.seen["requeued"] += stats.num_requeues
         self.seen["ignored"] += stats.num_ignored_messages
+        self.seen["hits"] += len(self.world.cached)
+        self.seen["evicted"] += self.world.num_evicted
+        self.seen["shared"] += self.world.num_shared
         for reason, count in stats.finished:
             self.seen[reason] += count
 
@@ -170,7 +187,20 @@ def test_every_text_is_right_whatever_happens() -> None:
         seen.update(play.seen)
 
     run()
-    for mechanism in ("preempted", "requeued", "ignored", "restart", "fence", "grave", "again", "lost", *REASONS):
+    for mechanism in (
+        "preempted",
+        "requeued",
+        "ignored",
+        "hits",
+        "evicted",
+        "shared",
+        "restart",
+        "fence",
+        "grave",
+        "again",
+        "lost",
+        *REASONS,
+    ):
         assert seen[mechanism] >= 20, f"{mechanism} hardly happened: {seen}"
 
 

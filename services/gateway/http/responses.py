@@ -87,7 +87,7 @@ class WholeResponse(GenerationResponse):
                     ends[progress.choice] = progress
         choices = [_with_text(ends[index], "".join(texts[index])) for index in sorted(ends)]
         body = self._shape.whole(choices)
-        body["usage"] = usage(generation.num_prompt_tokens, generation.num_output_tokens)
+        body["usage"] = usage(generation.num_prompt_tokens, generation.num_output_tokens, generation.num_cached_tokens)
         await Response(msgspec.json.encode(body), media_type="application/json")(scope, receive, send)
 
 
@@ -153,7 +153,8 @@ class StreamResponse(GenerationResponse):
         return sse.event(chunk, sse.event_id(self._counts))
 
     def _usage(self) -> dict[str, Any]:
-        return usage(self._generation.num_prompt_tokens, sum(self._counts))
+        generation = self._generation
+        return usage(generation.num_prompt_tokens, sum(self._counts), generation.num_cached_tokens)
 
     def _closing(self) -> bytes:
         if not self._options.include_usage:

@@ -9,12 +9,13 @@ from services.gateway.streams.generation import Progress
 Json = dict[str, Any]
 
 
-def usage(num_prompt_tokens: int, num_output_tokens: int) -> Json:
+def usage(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> Json:
     """OpenAI's usage object."""
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_output_tokens,
         "total_tokens": num_prompt_tokens + num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
     }
 
 

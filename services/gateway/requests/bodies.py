@@ -17,6 +17,7 @@ from shared.errors import InvalidRequest
 from shared.sampling import NUMERIC_PARAMS, ParamSpec
 
 MAX_MESSAGES = 10_000
+MAX_CACHE_SALT = 256
 ROLES = ("system", "developer", "user", "assistant")
 ROLES_OF_TOOLS = ("tool", "function")
 
@@ -68,6 +69,8 @@ class GenerationBody(BaseModel):
     stop: StopStrings = ()
     stop_token_ids: StopTokenIds = ()
     ignore_eos: bool | None = None
+    cache_salt: Annotated[Text, Field(max_length=MAX_CACHE_SALT)] | None = None
+    """Cached prompts are shared only among requests with the same salt."""
 
     user: Text | None = None
     metadata: Any = None

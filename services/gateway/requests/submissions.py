@@ -69,6 +69,7 @@ def build_submissions(
             stop=body.stop,
             tenant=tenant,
             traceparent=traceparent,
+            cache_salt=body.cache_salt or "",
         )
         submissions.append(submission)
     return submissions

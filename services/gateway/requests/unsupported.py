@@ -14,7 +14,6 @@ Neutral = Mapping[str, tuple[Any, ...]]
 COMMON: Neutral = {
     "allowed_token_ids": ([],),
     "bad_words": ([],),
-    "cache_salt": (),
     "early_stopping": (False,),
     "guided_choice": (),
     "guided_grammar": (),

@@ -51,13 +51,25 @@ class TokenChannel:
     the index that equals the number of tokens offered so far.
     """
 
-    __slots__ = ("_on_news", "_tokens", "capacity", "committed", "ending", "last_news", "request_id", "start_id")
+    __slots__ = (
+        "_on_news",
+        "_tokens",
+        "capacity",
+        "committed",
+        "ending",
+        "last_news",
+        "num_cached_tokens",
+        "request_id",
+        "start_id",
+    )
 
     def __init__(self, request_id: str, capacity: int, on_news: Callable[["TokenChannel"], None]) -> None:
         self.request_id = request_id
         self.capacity = capacity
         self.committed = 0
         self.ending: Ending | None = None
+        self.num_cached_tokens = 0
+        """Prompt tokens that the prefix cache held; known before the first token comes."""
         self.start_id = ""
         """Log position when the reader began to track the request: all of its tokens come later."""
         self.last_news = 0.0

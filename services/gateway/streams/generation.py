@@ -125,6 +125,11 @@ class Generation:
         return sum(len(s.prompt_tokens) for s in self.submissions) // 4
 
     @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that were not computed again. Known with the first output token."""
+        return sum(choice.channel.num_cached_tokens for choice in self._choices)
+
+    @property
     def num_output_tokens(self) -> int:
         return sum(choice.num_tokens for choice in self._choices)
 

@@ -194,6 +194,7 @@ class StepLogReader:
         return missing
 
     def _deliver(self, channel: TokenChannel, update: Update) -> bool:
+        channel.num_cached_tokens = update.num_cached_tokens or channel.num_cached_tokens
         if update.tokens:
             channel.last_news = _now()
             channel.offer(update.num_committed - len(update.tokens), update.tokens)
@@ -307,6 +308,7 @@ def _restore(channel: TokenChannel, record: RequestRecord | None) -> _Resumption
     if record is None:
         channel.end(Ending.failure("request_lost", "the request's record is gone"))
         return None
+    channel.num_cached_tokens = record.num_cached_tokens or channel.num_cached_tokens
     channel.offer(0, record.output)
     if record.final is not None:
         channel.end(Ending.from_final(record.final))

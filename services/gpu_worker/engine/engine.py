@@ -122,7 +122,8 @@ class Engine:
         tokens = np.asarray(unpack_int32(new.tokens), np.int64)
         usable = is_usable(tokens, new.params, self.model.config.vocab_size)
         if not usable:
-            tokens = np.zeros_like(tokens)
+            # What is sound in it is computed as ever: others may be given its blocks until it ends.
+            tokens = np.where((tokens >= 0) & (tokens < self.model.config.vocab_size), tokens, 0)
         self._batch.add(new.row, new.request_id, tokens, new.num_prompt_tokens, new.num_computed_tokens)
         self._batch.is_unusable[new.row] = not usable
         self._endings.add(new.row, new.params)

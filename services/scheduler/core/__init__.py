@@ -5,10 +5,12 @@ scheduler.py    SchedulerCore: a request's life, one plan per call
 lane.py         one worker incarnation: rows, plans in flight, decode clock
 placement.py    which worker takes a waiting request
 queue.py        the waiting queue and its policy
-blocks.py       KV blocks of one worker
+blocks.py       KV blocks of one worker, ref-counted; free ones in extents.py
+prefix_cache.py full blocks by what they hold; those that nobody uses in evictable.py
+residency.py    what of a request is cached on a lane, and what its table leaves
 history.py      tokens of answered steps, as the arrays that came
 request.py      a request and its state machine
-snapshot.py     the whole state to bytes and back
+snapshot.py     the whole state to bytes and back; pools in saved_pool.py
 diagnostics.py  why does this request wait
 integrity.py    every invariant, checked
 """

@@ -1,16 +1,24 @@
 """The KV blocks of one worker incarnation, ref-counted.
 
-A block is in exactly one of three places:
+A block is in exactly one of four places:
 
-    free ──take──▶ in use (references: block tables) ──release──▶ free
-                        └──quarantine──▶ held until a plan is answered ──settle──▶ free
+    free ──allocate──▶ in use (references: block tables) ──release──▶ free, or if cached ▶ evictable ──evict──▶ free
+                         │   ▲ ▲                                                              │
+                         │   │ └──────────────────────────── share (a hit) ───────────────────┘
+                         │   └ share (a hit)
+                         └──quarantine──▶ held until a plan is answered ──settle──▶ as by release
 
-Quarantine keeps the references of a table that left while plans in flight may still write through it.
+Quarantine keeps the references of a table that left while plans in flight may still write through it. Cached blocks are
+full and never written again, so they may be shared out of quarantine.
 """
 
 from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+
+from services.scheduler.core.evictable import EvictableBlocks, Eviction
+from services.scheduler.core.extents import NOWHERE, Fit, FreeExtents
+from services.scheduler.core.prefix_cache import CachedBlock, Parent, PrefixCache
 
 
 class AllocStatus(StrEnum):
@@ -23,46 +31,51 @@ class AllocStatus(StrEnum):
     """The pool is smaller than that."""
 
 
-class FreeBlocks:
-    """Free block ids. Last freed, first taken; but the successor of a table's last block goes first (longer runs)."""
+class Reclaim(StrEnum):
+    """What becomes of a cached block that no table refers to any more."""
 
-    def __init__(self, ids: Iterable[int]) -> None:
-        self._ids: dict[int, None] = dict.fromkeys(ids)
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def __contains__(self, block_id: int) -> bool:
-        return block_id in self._ids
-
-    def take(self, after: int) -> int:
-        """One free block, `after + 1` if that is free."""
-        successor = after + 1
-        if successor in self._ids:
-            del self._ids[successor]
-            return successor
-        return self._ids.popitem()[0]
-
-    def give(self, block_id: int) -> None:
-        self._ids[block_id] = None
-
-    def in_order(self) -> list[int]:
-        """All ids; building a new object from them continues exactly like this one."""
-        return list(self._ids)
+    LAZY = "lazy"
+    """It stays cached until its room is needed."""
+    IMMEDIATE = "immediate"
+    """It is free at once: only requests that run at the same time share blocks."""
 
 
 class BlockPool:
     """Blocks `0 … num_blocks - 1` of one worker incarnation."""
 
-    def __init__(self, num_blocks: int, free: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        *,
+        fit: Fit = Fit.FIRST,
+        eviction: Eviction = Eviction.LRU,
+        reclaim: Reclaim = Reclaim.LAZY,
+    ) -> None:
         self.num_blocks = num_blocks
-        self._free = FreeBlocks(range(num_blocks - 1, -1, -1) if free is None else free)
+        self.reclaim = reclaim
+        self.free = FreeExtents([(0, num_blocks)] if num_blocks else [], fit)
+        self.evictable = EvictableBlocks(eviction)
+        self.cache = PrefixCache()
+        self.num_evictions = 0
+        self.clock = 0
+        """Rises with every block that becomes evictable."""
         self._references = [0] * num_blocks
         self._quarantine: deque[tuple[int, list[int]]] = deque()
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        """Blocks that hold nothing."""
+        return len(self.free)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that no table refers to, kept for prefix hits."""
+        return len(self.evictable)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that `allocate` can give now."""
+        return len(self.free) + len(self.evictable)
 
     @property
     def num_quarantined(self) -> int:
@@ -71,37 +84,79 @@ class BlockPool:
 
     def status(self, num_blocks: int) -> AllocStatus:
         """Whether `allocate(num_blocks)` works now, later or never."""
-        if num_blocks <= len(self._free):
+        if num_blocks <= self.num_available:
             return AllocStatus.OK
         return AllocStatus.LATER if num_blocks <= self.num_blocks else AllocStatus.NEVER
 
-    def allocate(self, num_blocks: int, after: int = -2) -> list[int]:
-        """`num_blocks` blocks for one table, each behind its predecessor where that is free. `status` must be OK."""
-        taken = []
-        for _ in range(num_blocks):
-            after = self.allocate_one(after)
-            taken.append(after)
-        return taken
+    # ------------------------------------------------------------ tables come, grow and go
 
-    def allocate_one(self, after: int) -> int:
-        """The next block of a table that ends with block `after`."""
-        block_id = self._free.take(after)
-        self._references[block_id] = 1
-        return block_id
+    def allocate(self, num_blocks: int, after: int = NOWHERE) -> list[int]:
+        """`num_blocks` blocks for a table that ends with block `after`, as few pieces as fit. `status` must be OK."""
+        self._evict_for(num_blocks)
+        return self._use(self.free.take(num_blocks, after))
+
+    def allocate_each(self, lasts: Sequence[int]) -> list[int]:
+        """The next block of every table, by its last one. `status` of their number must be OK."""
+        self._evict_for(len(lasts))
+        return self._use(self.free.take_each(lasts))
+
+    def _use(self, blocks: list[int]) -> list[int]:
+        for block_id in blocks:
+            self._references[block_id] = 1
+        return blocks
+
+    def _evict_for(self, num_blocks: int) -> None:
+        """Evict until `num_blocks` are free."""
+        lacking = num_blocks - len(self.free)
+        if lacking > 0:
+            evicted = [self.evictable.pop() for _ in range(lacking)]
+            self.cache.remove(evicted)
+            self._give(evicted)
+            self.num_evictions += lacking
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more table refers to `blocks`."""
+        """One more table refers to `blocks`, which are in use or cached."""
         for block_id in blocks:
-            assert self._references[block_id] > 0, f"block {block_id} is free"
+            if not self._references[block_id]:
+                assert block_id in self.evictable, f"block {block_id} is free"
+                self.evictable.discard(block_id)
             self._references[block_id] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """A table that refers to `blocks` is gone; the last reference frees a block. Its first is taken again first."""
+        """A table that refers to `blocks` is gone; the last reference frees a block or leaves it to the cache."""
+        references, freed = self._references, []
         for block_id in reversed(blocks):
-            assert self._references[block_id] > 0, f"block {block_id} is free"
-            self._references[block_id] -= 1
-            if not self._references[block_id]:
-                self._free.give(block_id)
+            assert references[block_id] > 0, f"block {block_id} is free"
+            references[block_id] -= 1
+            if not references[block_id] and not self._stays(block_id):
+                freed.append(block_id)
+        self._give(freed)
+
+    def _stays(self, block_id: int) -> bool:
+        """Leave a block without references to the cache, if it is cached and may stay."""
+        entry = self.cache.at(block_id)
+        if entry is None:
+            return False
+        if self.reclaim is Reclaim.IMMEDIATE:
+            self.cache.remove((block_id,))
+            return False
+        self.clock += 1
+        entry.entered = entry.entered or self.clock
+        self.evictable.add(block_id, now=self.clock, entered=entry.entered, num_hits=entry.num_hits)
+        return True
+
+    def _give(self, blocks: list[int]) -> None:
+        """Give blocks back, neighbours together."""
+        blocks.sort()
+        start, length = 0, 0
+        for block_id in blocks:
+            if block_id != start + length:
+                if length:
+                    self.free.give(start, length)
+                start, length = block_id, 0
+            length += 1
+        if length:
+            self.free.give(start, length)
 
     def quarantine(self, blocks: list[int], until: int) -> None:
         """Release `blocks` once plan `until` is answered. `until` never falls between calls."""
@@ -117,16 +172,63 @@ class BlockPool:
         """Tables that refer to a block, quarantined ones included."""
         return self._references[block_id]
 
-    def free_ids(self) -> list[int]:
-        """In the order that `BlockPool(num_blocks, free)` takes."""
-        return self._free.in_order()
+    # ------------------------------------------------------------ cached blocks
+
+    def keep(self, blocks: Iterable[int], keys: Iterable[bytes], parent: Parent, contents: Iterable[bytes]) -> Parent:
+        """Cache full blocks in use that follow each other behind `parent`, by key and tokens; the last serial number.
+
+        What lies in another block already stays cached there if a table refers to it; else the new one takes over.
+        """
+        for block_id, key, tokens in zip(blocks, keys, contents, strict=True):
+            entry = self.cache.get(key)
+            if entry is None:
+                parent = self.cache.add(block_id, key, parent, tokens)
+            elif entry.holds(parent, tokens):
+                if entry.block_id in self.evictable:
+                    self._replace(entry, block_id)
+                parent = entry.serial
+            else:
+                self._forget(entry)
+                parent = self.cache.add(block_id, key, parent, tokens)
+        return parent
+
+    def _replace(self, entry: CachedBlock, block_id: int) -> None:
+        idle = entry.block_id
+        self.cache.move(entry, block_id)
+        self.evictable.discard(idle)
+        self.free.give(idle)
+
+    def hit(self, entries: Iterable[CachedBlock]) -> list[int]:
+        """A table begins with cached blocks, as far as they still are that."""
+        blocks = []
+        for entry in entries:
+            if self.cache.at(entry.block_id) is not entry:
+                break
+            entry.num_hits += 1
+            blocks.append(entry.block_id)
+        self.share(blocks)
+        return blocks
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Cache these blocks no longer: nobody shall hit them."""
+        for block_id in blocks:
+            entry = self.cache.at(block_id)
+            if entry is not None:
+                self._forget(entry)
+
+    def _forget(self, entry: CachedBlock) -> None:
+        self.cache.remove((entry.block_id,))
+        if entry.block_id in self.evictable:
+            self.evictable.discard(entry.block_id)
+            self.free.give(entry.block_id)
+
+    # ------------------------------------------------------------ saving
 
     def quarantined(self) -> list[tuple[int, list[int]]]:
         """(plan to be answered, blocks), soonest first."""
         return list(self._quarantine)
 
     def adopt(self, blocks: Sequence[int]) -> None:
-        """Refer to blocks of a restored table; `free` did not list them."""
+        """Refer to blocks of a restored table."""
         for block_id in blocks:
-            assert block_id not in self._free, f"block {block_id} is free"
             self._references[block_id] += 1

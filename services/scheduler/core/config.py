@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from services.scheduler.core.blocks import BlockPool, Reclaim
+from services.scheduler.core.evictable import Eviction
+from services.scheduler.core.extents import Fit
 from shared.errors import ConfigError
 
 
@@ -25,6 +28,14 @@ class SchedulerConfig:
     """Plans in flight per worker. With 2 the next plan lies at the worker when a step ends."""
     admission_room: int = 4
     """Tokens per running row that find a block even after an admission, so that a newcomer is not preempted at once."""
+    enable_prefix_caching: bool = True
+    """Full blocks stay findable, so that a request that begins alike does not compute them again."""
+    eviction: Eviction = Eviction.LRU
+    """Which cached block goes first."""
+    reclaim: Reclaim = Reclaim.LAZY
+    """Whether cached blocks outlive the tables that refer to them."""
+    fit: Fit = Fit.FIRST
+    """Which run of free blocks a table gets."""
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens"):
@@ -39,6 +50,10 @@ class SchedulerConfig:
     def max_rows(self) -> int:
         """Rows in use at once. Every decode row is in every pass, so they are no more than its token budget."""
         return min(self.max_num_seqs, self.max_num_batched_tokens)
+
+    def make_pool(self, num_blocks: int) -> BlockPool:
+        """The empty pool of a worker."""
+        return BlockPool(num_blocks, fit=self.fit, eviction=self.eviction, reclaim=self.reclaim)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold the KV of `num_tokens` tokens."""

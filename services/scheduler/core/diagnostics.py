@@ -67,5 +67,5 @@ def _why(core: "SchedulerCore", placement: Placement, request: Request, first: s
     if len([obstacle for _, obstacle in obstacles if obstacle]) < len(obstacles):
         return "next_plan", "a worker takes it with its next plan"
     needed = blocks_to_admit(request, core.config)
-    parts = [f"{lane.worker} lacks {lack} ({lane.pool.num_free} blocks free)" for lane, lack in obstacles]
+    parts = [f"{lane.worker} lacks {lack} ({lane.pool.num_available} blocks free)" for lane, lack in obstacles]
     return lacking[0], f"needs a row and {needed} blocks and some room: {', '.join(parts)}"

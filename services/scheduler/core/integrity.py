@@ -4,6 +4,7 @@ import itertools
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from services.scheduler.core import prefix_cache
 from services.scheduler.core.lane import Lane, Seat
 from services.scheduler.core.request import RequestState
 
@@ -15,22 +16,59 @@ def check_integrity(core: "SchedulerCore") -> None:
     """Raises AssertionError on the first invariant that does not hold."""
     for lane in core.lanes.values():
         _check_blocks(lane)
+        _check_cache(lane)
         _check_rows(lane)
         _check_clock(lane)
     _check_requests(core)
 
 
 def _check_blocks(lane: Lane) -> None:
-    """Free, used and quarantined blocks are all blocks; references are exact; tables hold what their tokens need."""
+    """Free, evictable, used and quarantined blocks are all blocks; references are exact; tables have what they need."""
     pool = lane.pool
     tables = [seat.blocks for seat in lane.seats.values()] + [blocks for _, blocks in pool.quarantined()]
     held = Counter(itertools.chain.from_iterable(tables))
-    free = pool.free_ids()
-    assert sorted([*held, *free]) == list(range(pool.num_blocks)), "a block is lost, or both free and in use"
+    runs = pool.free.runs()
+    assert all(start + length < later for (start, length), (later, _) in itertools.pairwise(runs)), "runs not merged"
+    free = [block for start, length in runs for block in range(start, start + length)]
+    assert len(free) == pool.num_free
+    idle = [block for block, _ in pool.evictable.ranks()]
+    assert sorted([*held, *free, *idle]) == list(range(pool.num_blocks)), "a block is lost, or in two places"
     for block in range(pool.num_blocks):
-        assert pool.references(block) == held[block] <= 1, f"block {block} is miscounted or in two tables"
+        assert pool.references(block) == held[block], f"block {block} is miscounted"
+        assert held[block] <= 1 or pool.cache.at(block) or _was_cached(lane, block), f"block {block} is in two tables"
+    assert all(pool.cache.at(block) for block in idle), "an evictable block is not cached"
     for seat in lane.seats.values():
         assert len(seat.blocks) == _blocks_held(lane, seat), f"row {seat.row} has {len(seat.blocks)} blocks"
+
+
+def _was_cached(lane: Lane, block: int) -> bool:
+    """Whether the block is full in every table: one that was cached and then forgotten (on an error) stays shared."""
+    seats = [seat for seat in lane.seats.values() if block in seat.blocks]
+    return all(seat.blocks.index(block) < seat.num_kept for seat in seats)
+
+
+def _check_cache(lane: Lane) -> None:
+    """Every entry follows from its parent; every kept block holds its request's tokens."""
+    pool, size = lane.pool, 4 * lane.config.block_size
+    entries = list(pool.cache)
+    assert lane.config.enable_prefix_caching or not entries
+    by_serial = {entry.serial: entry for entry in entries}
+    assert len(by_serial) == len(entries) == len({entry.key for entry in entries})
+    for entry in entries:
+        assert len(entry.tokens) == size and pool.cache.get(entry.key) is entry
+        before = prefix_cache.root_key(entry.parent) if isinstance(entry.parent, bytes) else None
+        if isinstance(entry.parent, int) and entry.parent in by_serial:
+            before = by_serial[entry.parent].key
+        assert before is None or entry.key == prefix_cache.block_key(before, entry.tokens), (
+            "a key is not that of its chain"
+        )
+    for seat in lane.seats.values():
+        tokens = seat.request.tokens_between(0, seat.num_kept * lane.config.block_size)
+        for index, block in enumerate(seat.blocks):
+            entry_of = pool.cache.at(block)
+            if entry_of is not None:
+                assert index < seat.num_kept, f"block {block} is cached, but its table does not know"
+                assert entry_of.tokens == tokens[index * size : (index + 1) * size], "a block holds other tokens"
 
 
 def _blocks_held(lane: Lane, seat: Seat) -> int:

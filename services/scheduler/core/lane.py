@@ -16,14 +16,17 @@ rows by k % block_size of their next boundary, `calendar` by their last plan.
 
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from services.scheduler.core import residency
 from services.scheduler.core.blocks import BlockPool
 from services.scheduler.core.config import SchedulerConfig
-from services.scheduler.core.history import TokenHistory
+from services.scheduler.core.extents import NOWHERE
+from services.scheduler.core.history import MAX_STEPS, TokenHistory
+from services.scheduler.core.prefix_cache import CachedBlock, Parent
 from services.scheduler.core.request import Request
 from shared.messages import EndReason, NewRow, StepPlan, StepResult, Tick
 from shared.packing import NO_TOKEN, pack_int32
@@ -53,6 +56,10 @@ class Seat:
     """The last plan in which it can yield."""
     mark: int = 0
     """The first step whose token is not in the request's `output`."""
+    num_kept: int = 0
+    """Blocks at the front of its table that have been cached, or whose content had been."""
+    parent: Parent = 0
+    """Serial number of the last of those in the cache."""
 
     def yields_in(self, plan_id: int) -> bool:
         return 0 < self.first <= plan_id <= self.last
@@ -79,6 +86,8 @@ class InFlight:
     plan_id: int
     num_yields: int
     """Rows that will yield a token, as far as is known."""
+    chunks: list[tuple[int, int]]
+    """(row, known tokens computed after it) of rows in prefill."""
 
 
 class Ending(NamedTuple):
@@ -96,6 +105,8 @@ class PlanDraft:
     added: list[NewRow] = field(default_factory=list)
     blocks: "array[int]" = field(default_factory=lambda: array("i"))
     chunks: list[tuple[int, int]] = field(default_factory=list)
+    reached: list[tuple[int, int]] = field(default_factory=list)
+    """(row, known tokens computed after this plan) of the rows in `chunks`."""
     completed: list[Seat] = field(default_factory=list)
     """Seats whose last known token is computed in this plan."""
 
@@ -150,6 +161,12 @@ class Lane:
         """Known tokens that no plan computes yet."""
         return sum(seat.known - seat.computed for seat in self.prefill.values())
 
+    def match(self, request: Request) -> list[CachedBlock]:
+        """Cached blocks with which a waiting request could begin here."""
+        if not self.config.enable_prefix_caching:
+            return []
+        return residency.match(request, self.pool, self.config.block_size)
+
     def boundary(self) -> dict[int, Seat]:
         """Decode rows that need a block in the next plan."""
         return self.phases[(self.planned + 1) % self.config.block_size]
@@ -158,21 +175,28 @@ class Lane:
 
     def grow(self, draft: PlanDraft) -> None:
         """Give a block to every decode row that crosses a boundary; the pool has enough."""
-        allocate = self.pool.allocate_one
+        seats = self.boundary().values()
         pairs = draft.blocks
-        for seat in self.boundary().values():
-            table = seat.blocks
-            block_id = allocate(table[-1])
-            table.append(block_id)
+        for seat, block_id in zip(seats, self.pool.allocate_each([seat.blocks[-1] for seat in seats]), strict=True):
+            seat.blocks.append(block_id)
             pairs.append(seat.row)
             pairs.append(block_id)
 
-    def admit(self, draft: PlanDraft, request: Request) -> Seat:
-        """Put `request` on the lowest free row, with blocks for all of its known tokens."""
+    def admit(self, draft: PlanDraft, request: Request, hits: Sequence[CachedBlock] = ()) -> Seat:
+        """Put `request` on the lowest free row, with blocks for all of its known tokens, cached ones in front.
+
+        `hits` is what matched in this tick; some of it may have been evicted since.
+        """
         row = heappop(self.free_rows)
         known = request.num_tokens
-        blocks = self.pool.allocate(self.config.blocks_for(known))
+        blocks = self.pool.hit(hits)
+        num_hits = len(blocks)
+        after = blocks[-1] if blocks else NOWHERE
+        blocks += self.pool.allocate(self.config.blocks_for(known) - num_hits, after)
         seat = Seat(lane=self, row=row, request=request, added=draft.plan_id, known=known, blocks=blocks)
+        if num_hits:
+            seat.computed = num_hits * self.config.block_size
+            seat.num_kept, seat.parent = num_hits, hits[num_hits - 1].serial
         self.seats[row] = self.prefill[row] = seat
         request.seat = seat
         draft.give_blocks(row, blocks)
@@ -182,7 +206,7 @@ class Lane:
                 request_id=request.request_id,
                 tokens=request.known_tokens(),
                 num_prompt_tokens=request.num_prompt_tokens,
-                num_computed_tokens=0,
+                num_computed_tokens=seat.computed,
                 params=request.submission.params,
                 traceparent=request.submission.traceparent,
             )
@@ -194,6 +218,7 @@ class Lane:
         num_scheduled = min(seat.known - seat.computed, budget)
         seat.computed += num_scheduled
         draft.chunks.append((seat.row, num_scheduled))
+        draft.reached.append((seat.row, seat.computed))
         if seat.computed == seat.known:
             draft.completed.append(seat)
         return budget - num_scheduled
@@ -201,7 +226,7 @@ class Lane:
     def close(self, draft: PlanDraft, tick: Tick) -> StepPlan:
         """Make the draft the lane's next plan and move the clock."""
         plan_id = draft.plan_id
-        self.in_flight.append(InFlight(plan_id, self.decode + len(draft.completed)))
+        self.in_flight.append(InFlight(plan_id, self.decode + len(draft.completed), draft.reached))
         self.planned = plan_id
         for seat in sorted(draft.completed, key=_by_row):
             self._start_decode(seat, plan_id)
@@ -266,11 +291,14 @@ class Lane:
 
     def commit(self, result: StepResult) -> list[Ending]:
         """Take the result of the oldest plan in flight; the live requests that it ends, with their whole output."""
-        self.in_flight.popleft()
+        plan = self.in_flight.popleft()
         self.answered = result.step_id
         self.history.append(result.tokens)
         endings = [ending for row, reason in result.ended if (ending := self._end(result, row, EndReason(reason)))]
         self._settle()
+        if self.config.enable_prefix_caching:
+            self._keep_chunks(plan)
+            self._keep_in_turn()
         if self.history.is_full:
             self._empty_history()
         return endings
@@ -289,6 +317,10 @@ class Lane:
         if _is_silent(result.tokens, row):
             seat.last = result.step_id - 1
         self.collect(seat)
+        if reason is EndReason.ERROR:
+            self.pool.forget(seat.blocks)  # who knows what lies there
+        else:
+            self._keep_decoded(seat)
         self._leave(seat)
         heappush(self.free_rows, row)
         return Ending(seat.request, reason)
@@ -297,6 +329,29 @@ class Lane:
         for seat in self.seats.values():
             self.collect(seat)
         self.history.clear()
+
+    # ------------------------------------------------------------ caching blocks
+
+    def _keep_chunks(self, plan: InFlight) -> None:
+        """Cache what the chunks of an answered plan filled."""
+        for row, computed in plan.chunks:
+            seat = self.seats.get(row)
+            if seat is not None and seat.added <= plan.plan_id:  # else another one has the row by now
+                residency.keep(seat, self.pool, computed, self.config.block_size)
+
+    def _keep_in_turn(self) -> None:
+        """Cache what decode rows filled: in every step some rows have their turn, and all have within `MAX_STEPS`."""
+        for row in range(self.answered % MAX_STEPS, self.config.max_rows, MAX_STEPS):
+            seat = self.seats.get(row)
+            if seat is not None and seat.first:
+                self.collect(seat)
+                self._keep_decoded(seat)
+
+    def _keep_decoded(self, seat: Seat) -> None:
+        """Cache the full blocks of a seat whose tokens are collected. Its last token's KV is not written yet."""
+        num_written = seat.known + min(self.answered, seat.last) - seat.first
+        if seat.first and num_written >= seat.known and self.config.enable_prefix_caching:
+            residency.keep(seat, self.pool, num_written, self.config.block_size)
 
     # ------------------------------------------------------------ leaving
 
@@ -317,6 +372,7 @@ class Lane:
     def drop(self, seat: Seat) -> None:
         """Take a request off its row: the next plan drops it, its blocks are quarantined while plans are in flight."""
         self.collect(seat)
+        self._keep_decoded(seat)
         self._leave(seat)
         self.ghosts[seat.row] = Ghost(seat.row, seat.first, min(seat.last, self.planned))
 

@@ -35,6 +35,7 @@ class LiveOutput:
     request_id: str
     output: bytes
     seat: tuple[str, int, int] | None
+    num_cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,10 @@ class SchedulerStats:
     num_blocks: int
     num_free_blocks: int
     num_cached_blocks: int
+    prefix_cache_queries: int
+    """Tokens that requests had at their admissions."""
+    prefix_cache_hits: int
+    """Those of them that were cached."""
     num_preemptions: int
     num_requeues: int
     num_plans: int

@@ -7,10 +7,12 @@ room there, and wait for those workers' next plans.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import takewhile
 from typing import NamedTuple
 
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.lane import Lane
+from services.scheduler.core.prefix_cache import CachedBlock
 from services.scheduler.core.request import Request
 
 ROW_WEIGHT = 64
@@ -40,6 +42,13 @@ class Trial:
         self.num_blocks_free -= num_blocks
 
 
+class Need(NamedTuple):
+    """What a request takes on one lane."""
+
+    num_blocks: int
+    hits: list[CachedBlock]
+
+
 class Rank(NamedTuple):
     """Smaller takes the next request."""
 
@@ -63,6 +72,8 @@ class Placement:
         # Least loaded first. A trial is at most once in the heap, and not at all once its rows are gone.
         self._heap = [_rank(trial) for trial in self._trials.values() if trial.num_rows_free]
         heapify(self._heap)
+        self._needs_of: Request | None = None
+        self._needs: dict[int, Need] = {}
 
     def has_row(self, lane: Lane) -> bool:
         return self._trials[lane.index].num_rows_free > 0
@@ -73,9 +84,8 @@ class Placement:
 
     def place(self, request: Request, preferred: Lane | None = None) -> Lane | None:
         """The lane that takes the request, now with less room; `preferred` goes before less loaded ones."""
-        num_blocks = blocks_to_admit(request, self._config)
-        if preferred is not None and self._takes(self._trials[preferred.index], request, num_blocks):
-            self._trials[preferred.index].take(num_blocks, request.num_tokens)
+        if preferred is not None and self._takes(self._trials[preferred.index], request):
+            self._take(self._trials[preferred.index], request)
             return preferred  # its rank in the heap is out of date, and corrected when it comes up
         unfit = []
         chosen = None
@@ -84,7 +94,7 @@ class Placement:
             trial = self._trials[rank.lane_index]
             if rank.load != trial.load:
                 heappush(self._heap, _rank(trial))
-            elif self._takes(trial, request, num_blocks):
+            elif self._takes(trial, request):
                 chosen = trial
             elif trial.num_rows_free:
                 unfit.append(rank)
@@ -92,18 +102,41 @@ class Placement:
             heappush(self._heap, rank)
         if chosen is None:
             return None
-        chosen.take(num_blocks, request.num_tokens)
+        self._take(chosen, request)
         heappush(self._heap, _rank(chosen))
         return chosen.lane
 
-    def _takes(self, trial: Trial, request: Request, num_blocks: int) -> bool:
-        return _holds(trial.lane, request) and not trial.lacks(num_blocks, self._config)
+    def hits(self, request: Request, lane: Lane) -> list[CachedBlock]:
+        """Cached blocks with which the request would begin on the lane."""
+        return self._need(lane, request).hits
+
+    def _takes(self, trial: Trial, request: Request) -> bool:
+        if not (trial.num_rows_free and _holds(trial.lane, request)):
+            return False
+        return not trial.lacks(self._need(trial.lane, request).num_blocks, self._config)
+
+    def _take(self, trial: Trial, request: Request) -> None:
+        need = self._need(trial.lane, request)
+        trial.take(need.num_blocks, request.num_tokens - len(need.hits) * self._config.block_size)
+
+    def _need(self, lane: Lane, request: Request) -> Need:
+        """What the request takes on the lane. Shared blocks cost nothing; cached ones that nobody uses cost a block."""
+        if self._needs_of is not request:
+            self._needs_of = request
+            self._needs.clear()
+        need = self._needs.get(lane.index)
+        if need is None:
+            hits = lane.match(request)
+            # Behind a block that may be evicted until the admission nothing is sure.
+            shared = sum(1 for _ in takewhile(lambda entry: lane.pool.references(entry.block_id) > 0, hits))
+            num_blocks = blocks_to_admit(request, self._config) - shared
+            need = self._needs[lane.index] = Need(num_blocks, hits)
+        return need
 
     def obstacles(self, request: Request) -> list[tuple[Lane, str]]:
         """(lane, what it lacks) for lanes that would fit the request if they were empty."""
-        num_blocks = blocks_to_admit(request, self._config)
         return [
-            (trial.lane, trial.lacks(num_blocks, self._config))
+            (trial.lane, trial.lacks(self._need(trial.lane, request).num_blocks, self._config))
             for trial in self._trials.values()
             if _holds(trial.lane, request)
         ]
@@ -115,7 +148,7 @@ def _trial(lane: Lane) -> Trial:
         load=ROW_WEIGHT * len(lane.seats) + lane.num_prefill_tokens,
         num_rows_free=len(lane.free_rows),
         num_seated=len(lane.seats),
-        num_blocks_free=lane.pool.num_free,
+        num_blocks_free=lane.pool.num_available,
     )
 
 

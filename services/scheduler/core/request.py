@@ -69,6 +69,12 @@ class Request:
     num_preemptions: int = 0
     has_left_queue: bool = False
     """It was admitted once, or ended: it no longer counts against the queue's caps."""
+    num_cached_tokens: int = -1
+    """Prompt tokens that were cached when it was first admitted; -1 before."""
+    domain: bytes = b""
+    """Whose blocks it may share; see `residency.py`, which sets it."""
+    block_keys: list[bytes] = field(default_factory=list)
+    """Keys of its first full blocks, as far as they have been needed."""
 
     @property
     def request_id(self) -> str:
@@ -86,6 +92,13 @@ class Request:
     @property
     def max_total_tokens(self) -> int:
         return self.num_prompt_tokens + self.submission.params.max_tokens
+
+    def tokens_between(self, start: int, stop: int) -> bytes:
+        """Packed int32 of the committed tokens `start … stop - 1`."""
+        prompt, num_prompt = self.submission.prompt_tokens, self.num_prompt_tokens
+        if stop <= num_prompt:
+            return prompt[4 * start : 4 * stop]
+        return prompt[4 * start :] + pack_int32(self.output[max(0, start - num_prompt) : stop - num_prompt])
 
     def known_tokens(self) -> bytes:
         """Packed int32: prompt, then committed output."""

@@ -12,13 +12,13 @@ goes out in the same tick.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.scheduler.core.blocks import BlockPool
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.diagnostics import Diagnosis, diagnose
 from services.scheduler.core.integrity import check_integrity
 from services.scheduler.core.lane import Lane, PlanDraft, Seat
 from services.scheduler.core.outcomes import Finished, LiveOutput, ScheduledPlan, SchedulerStats
 from services.scheduler.core.placement import Placement
+from services.scheduler.core.prefix_cache import CachedBlock
 from services.scheduler.core.queue import Fcfs, Policy, WaitingQueue
 from services.scheduler.core.request import Request, RequestState, Signal
 from shared.messages import (
@@ -56,6 +56,8 @@ class Counters:
     ignored: int = 0
     left_requests: int = 0
     left_tokens: int = 0
+    cache_queries: int = 0
+    cache_hits: int = 0
 
 
 @dataclass(slots=True)
@@ -92,20 +94,26 @@ class SchedulerCore:
         self._awaiting_stop: dict[str, Request] = {}
         self._events: list[RequestEvent] = []
         self._finished: list[Finished] = []
+        self._cached: list[tuple[str, int]] = []
 
     # ------------------------------------------------------------ requests come and go
 
     def add_request(
-        self, submission: Submission, output: Sequence[int] = (), end_reason: EndReason | None = None
+        self,
+        submission: Submission,
+        output: Sequence[int] = (),
+        end_reason: EndReason | None = None,
+        num_cached_tokens: int = -1,
     ) -> None:
-        """Queue a request. After a cold start: `output` is what it had committed, `end_reason` how a worker ended it.
+        """Queue a request. After a cold start: `output` is what it had committed, `end_reason` how a worker ended it,
+        `num_cached_tokens` what readers were told of its first admission.
 
         A request that can never fit ends at once as rejected. An id that is live or ended lately is ignored.
         """
         if submission.request_id in self.requests or submission.request_id in self.ended_ids:
             self.counters.ignored += 1
             return
-        request = Request(submission, arrival=self.num_arrivals)
+        request = Request(submission, arrival=self.num_arrivals, num_cached_tokens=num_cached_tokens)
         self.num_arrivals += 1
         request.output.extend(output)
         self.requests[request.request_id] = request
@@ -158,7 +166,7 @@ class SchedulerCore:
         if lane is not None:
             self.on_worker_lost(lane.worker, lane.incarnation)
         known.num_blocks = joined.num_blocks
-        pool = BlockPool(joined.num_blocks)
+        pool = self.config.make_pool(joined.num_blocks)
         self.lanes[joined.worker] = Lane(joined.worker, joined.incarnation, self.num_joins, pool, self.config)
         self.num_joins += 1
         self._reject_what_never_fits()
@@ -239,10 +247,10 @@ class SchedulerCore:
         return None
 
     def _plan(self, lane: Lane) -> StepPlan | None:
-        shortage = len(lane.boundary()) > lane.pool.num_free
+        shortage = len(lane.boundary()) > lane.pool.num_available
         if shortage and lane.in_flight:
             return None
-        while len(lane.boundary()) > lane.pool.num_free:
+        while len(lane.boundary()) > lane.pool.num_available:
             self._preempt_newest(lane)
         draft = PlanDraft(lane.planned + 1)
         lane.grow(draft)
@@ -274,20 +282,32 @@ class SchedulerCore:
         if not (budget and lane.free_rows and len(self.waiting)) or lane.draining:
             return
         placed, first_target = self._place(lane, budget)
-        for request in placed:
+        for request, hits in placed:
             self.waiting.remove(request)
             self._leave_queue(request)
             request.apply(Signal.ADMIT)
-            budget = lane.prefill_chunk(draft, lane.admit(draft, request), budget)
+            seat = lane.admit(draft, request, hits)
+            self._count_hits(seat)
+            budget = lane.prefill_chunk(draft, seat, budget)
         if first_target is lane:
             self.times_passed_over = 0
         elif first_target is not None and (lane.decode or draft.chunks):
             self.times_passed_over += 1
 
-    def _place(self, lane: Lane, budget: int) -> tuple[list[Request], Lane | None]:
-        """Waiting requests that go to `lane` now, and the lane of the first one that goes anywhere."""
+    def _count_hits(self, seat: Seat) -> None:
+        """Note what of a newcomer is computed already, and tell readers once."""
+        request = seat.request
+        self.counters.cache_queries += seat.known
+        self.counters.cache_hits += seat.computed
+        if request.num_cached_tokens < 0:
+            request.num_cached_tokens = min(seat.computed, request.num_prompt_tokens)
+            if request.num_cached_tokens:
+                self._cached.append((request.request_id, request.num_cached_tokens))
+
+    def _place(self, lane: Lane, budget: int) -> tuple[list[tuple[Request, list[CachedBlock]]], Lane | None]:
+        """Waiting requests that go to `lane` now, with their hits, and the lane of the first one that goes anywhere."""
         placement = Placement(self.lanes.values(), self.config)
-        placed: list[Request] = []
+        placed: list[tuple[Request, list[CachedBlock]]] = []
         first_target: Lane | None = None
         for request in self.waiting:
             if not placement.fits_some_lane(request):
@@ -298,8 +318,9 @@ class SchedulerCore:
                 break
             first_target = first_target or target
             if target is lane:
-                placed.append(request)
-                budget -= min(budget, request.num_tokens)
+                hits = placement.hits(request, lane)
+                placed.append((request, hits))
+                budget -= min(budget, request.num_tokens - len(hits) * self.config.block_size)
                 if not budget or not placement.has_row(lane):
                     break
         return placed, first_target
@@ -321,7 +342,7 @@ class SchedulerCore:
         self._awaiting_stop.pop(request.request_id, None)
         self._remember_end(request.request_id)
         self.finished_by_reason[reason] += 1
-        final = Final(reason, num_output_tokens, int(end_reason), message)
+        final = Final(reason, num_output_tokens, int(end_reason), message, max(0, request.num_cached_tokens))
         self._finished.append(Finished(request.request_id, final, pack_int32(request.output[:num_output_tokens])))
         self._emit(request, EventKind.FINISHED, num_output_tokens, reason, message)
 
@@ -377,6 +398,11 @@ class SchedulerCore:
         finished, self._finished = self._finished, []
         return finished
 
+    def take_cached(self) -> list[tuple[str, int]]:
+        """(request, cached prompt tokens) of those that were first admitted since the last call, if there were any."""
+        cached, self._cached = self._cached, []
+        return cached
+
     # ------------------------------------------------------------ questions
 
     def largest_request_tokens(self) -> int:
@@ -405,7 +431,7 @@ class SchedulerCore:
             lane = seat.lane
             if 0 < seat.first <= lane.answered:
                 place = (lane.worker, lane.incarnation, seat.row)
-        return LiveOutput(request.request_id, pack_int32(request.output), place)
+        return LiveOutput(request.request_id, pack_int32(request.output), place, max(0, request.num_cached_tokens))
 
     def stats(self) -> SchedulerStats:
         lanes, counters = self.lanes.values(), self.counters
@@ -415,11 +441,13 @@ class SchedulerCore:
             num_workers=len(self.lanes),
             num_blocks=sum(lane.pool.num_blocks for lane in lanes),
             num_free_blocks=sum(lane.pool.num_free for lane in lanes),
-            num_cached_blocks=0,
+            num_cached_blocks=sum(lane.pool.num_cached for lane in lanes),
             num_preemptions=counters.preemptions,
             num_requeues=counters.requeues,
             num_plans=counters.plans,
             num_ignored_messages=counters.ignored,
+            prefix_cache_queries=counters.cache_queries,
+            prefix_cache_hits=counters.cache_hits,
             left_requests=counters.left_requests,
             left_tokens=counters.left_tokens,
             finished=tuple((str(reason), count) for reason, count in self.finished_by_reason.items()),

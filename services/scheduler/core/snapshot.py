@@ -8,18 +8,19 @@ from collections.abc import Mapping
 
 import msgspec
 
-from services.scheduler.core.blocks import BlockPool
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.history import TokenHistory
 from services.scheduler.core.lane import Ghost, InFlight, Lane, Seat
+from services.scheduler.core.prefix_cache import Parent
 from services.scheduler.core.queue import Policy
 from services.scheduler.core.request import Request, RequestState
+from services.scheduler.core.saved_pool import SavedPool, restore_pool, save_pool
 from services.scheduler.core.scheduler import Counters, KnownWorker, SchedulerCore
 from shared.errors import PagewireError
 from shared.messages import FinishReason, Submission
 from shared.packing import pack_int32, unpack_int32
 
-FORMAT = 1
+FORMAT = 2
 """Rises with every change of the structs below or of what the core makes of them."""
 
 
@@ -38,6 +39,7 @@ class _SavedRequest(_Struct, frozen=True):
     stop_at: int | None
     num_preemptions: int
     has_left_queue: bool
+    num_cached_tokens: int
 
 
 class _SavedSeat(_Struct, frozen=True):
@@ -49,6 +51,8 @@ class _SavedSeat(_Struct, frozen=True):
     computed: int
     first: int
     last: int
+    num_kept: int
+    parent: Parent
 
 
 class _SavedLane(_Struct, frozen=True):
@@ -59,18 +63,16 @@ class _SavedLane(_Struct, frozen=True):
     broken: bool
     planned: int
     answered: int
-    in_flight: list[tuple[int, int]]
+    in_flight: list[tuple[int, int, list[tuple[int, int]]]]
     seats: list[_SavedSeat]
     ghosts: list[tuple[int, int, int, int]]
     """(row, first, last, dropped)"""
-    num_blocks: int
-    free: bytes
-    quarantine: list[tuple[int, bytes]]
+    pool: SavedPool
 
 
 class _Snapshot(_Struct, frozen=True):
     format: int
-    config: dict[str, int]
+    config: dict[str, bool | int | str]
     policy: str
     requests: list[_SavedRequest]
     """Live ones, in the order of `SchedulerCore.requests`."""
@@ -158,7 +160,7 @@ def _decode(data: bytes) -> _Snapshot:
     return saved
 
 
-def _config_dict(config: SchedulerConfig) -> dict[str, int]:
+def _config_dict(config: SchedulerConfig) -> dict[str, bool | int | str]:
     return {name: getattr(config, name) for name in config.__slots__}
 
 
@@ -171,6 +173,7 @@ def _save_request(core: SchedulerCore, request: Request) -> _SavedRequest:
         stop_at=request.stop_at,
         num_preemptions=request.num_preemptions,
         has_left_queue=request.has_left_queue,
+        num_cached_tokens=request.num_cached_tokens,
     )
 
 
@@ -185,6 +188,7 @@ def _restore_request(saved: _SavedRequest, submissions: Mapping[str, Submission]
         stop_at=saved.stop_at,
         num_preemptions=saved.num_preemptions,
         has_left_queue=saved.has_left_queue,
+        num_cached_tokens=saved.num_cached_tokens,
     )
 
 
@@ -197,12 +201,10 @@ def _save_lane(lane: Lane) -> _SavedLane:
         broken=lane.broken,
         planned=lane.planned,
         answered=lane.answered,
-        in_flight=[(plan.plan_id, plan.num_yields) for plan in lane.in_flight],
+        in_flight=[(plan.plan_id, plan.num_yields, plan.chunks) for plan in lane.in_flight],
         seats=[_save_seat(seat) for seat in lane.seats.values()],
         ghosts=[(ghost.row, ghost.first, ghost.last, ghost.dropped) for ghost in lane.ghosts.values()],
-        num_blocks=lane.pool.num_blocks,
-        free=pack_int32(lane.pool.free_ids()),
-        quarantine=[(until, pack_int32(blocks)) for until, blocks in lane.pool.quarantined()],
+        pool=save_pool(lane.pool),
     )
 
 
@@ -216,20 +218,17 @@ def _save_seat(seat: Seat) -> _SavedSeat:
         computed=seat.computed,
         first=seat.first,
         last=seat.last,
+        num_kept=seat.num_kept,
+        parent=seat.parent,
     )
 
 
 def _restore_lane(saved: _SavedLane, core: SchedulerCore) -> Lane:
-    pool = BlockPool(saved.num_blocks, free=unpack_int32(saved.free))
-    lane = Lane(saved.worker, saved.incarnation, saved.index, pool, core.config)
+    lane = Lane(saved.worker, saved.incarnation, saved.index, restore_pool(saved.pool, core.config), core.config)
     lane.draining, lane.broken = saved.draining, saved.broken
     lane.planned, lane.answered = saved.planned, saved.answered
-    lane.in_flight.extend(InFlight(plan_id, num_yields) for plan_id, num_yields in saved.in_flight)
+    lane.in_flight.extend(InFlight(*plan) for plan in saved.in_flight)
     lane.history = TokenHistory(core.config.max_num_seqs, base=saved.answered + 1)
-    for until, packed in saved.quarantine:
-        blocks = list(unpack_int32(packed))
-        pool.adopt(blocks)
-        pool.quarantine(blocks, until)
     ghosts = [Ghost(row, first, last, dropped) for row, first, last, dropped in saved.ghosts]
     lane.restore_rows([_restore_seat(seat, lane, core) for seat in saved.seats], ghosts)
     return lane
@@ -248,6 +247,8 @@ def _restore_seat(saved: _SavedSeat, lane: Lane, core: SchedulerCore) -> Seat:
         first=saved.first,
         last=saved.last,
         mark=max(saved.first, min(lane.answered, saved.last) + 1),
+        num_kept=saved.num_kept,
+        parent=saved.parent,
     )
     lane.pool.adopt(seat.blocks)
     request.seat = seat

@@ -30,6 +30,8 @@ class TickOutcome:
     """Carries the tick."""
     events: tuple[RequestEvent, ...]
     finished: tuple[Finished, ...]
+    cached: tuple[tuple[str, int], ...]
+    """(request, cached prompt tokens) of first admissions with hits."""
 
     @property
     def is_empty(self) -> bool:
@@ -61,6 +63,7 @@ def apply_tick(
         plan=None if scheduled is None else scheduled.with_tick(tick),
         events=tuple(core.take_events()),
         finished=tuple(core.take_finished()),
+        cached=tuple(core.take_cached()),
     )
 
 

@@ -50,6 +50,8 @@ def pool_stats(core: SchedulerCore, *, epoch: int, tick: int, num_poisoned: int)
         num_plans=stats.num_plans,
         num_ignored_messages=stats.num_ignored_messages + num_poisoned,
         finished=stats.finished,
+        prefix_cache_queries=stats.prefix_cache_queries,
+        prefix_cache_hits=stats.prefix_cache_hits,
     )
 
 

@@ -42,6 +42,8 @@ class Survivor:
     """Its terminal event is in the log."""
     has_gap: bool = False
     """Tokens are missing in the log: how a worker ended it cannot be told to be the end of what is known."""
+    num_cached_tokens: int = 0
+    """As readers were told; 0 also if it was never admitted."""
 
     @property
     def request_id(self) -> str:
@@ -88,7 +90,8 @@ def rebuild(client: redis.Redis, keys: Keys, config: SchedulerConfig, *, tick: i
     core = SchedulerCore(config)
     for survivor in survivors:
         if not survivor.is_over:
-            core.add_request(survivor.record.submission, survivor.output, survivor.end_reason)
+            told = survivor.num_cached_tokens or (0 if survivor.output else -1)
+            core.add_request(survivor.record.submission, survivor.output, survivor.end_reason, told)
     intake = _stops_and_aborts(client, keys, {survivor.request_id for survivor in survivors}, intake_id)
     say = logs.warning if tick else logs.info
     say("cold_start", num_requests=len(core.requests), tick=tick, log_id=log_id, intake_id=intake_id)
@@ -106,7 +109,7 @@ def _survivors(client: redis.Redis, keys: Keys) -> list[Survivor]:
         for raw in raws:
             record = None if isinstance(raw, Exception) else parse_record(raw)
             if record is not None and record.final is None and is_sound(record.submission):
-                found.append(Survivor(record, list(record.output)))
+                found.append(Survivor(record, list(record.output), num_cached_tokens=record.num_cached_tokens))
     return sorted(found, key=lambda survivor: (survivor.record.submission.created, survivor.request_id))
 
 
@@ -150,6 +153,7 @@ def _catch_up(client: redis.Redis, keys: Keys, survivors: list[Survivor], until:
             survivor.has_gap |= update.gap
             if not survivor.has_gap:
                 survivor.end_reason = update.end_reason or survivor.end_reason
+            survivor.num_cached_tokens = update.num_cached_tokens or survivor.num_cached_tokens
             survivor.is_over |= update.event is not None and update.event.kind is EventKind.FINISHED
 
 

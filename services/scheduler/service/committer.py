@@ -20,8 +20,8 @@ def tick_operations(keys: Keys, tick: Tick, outcome: TickOutcome, *, record_ttl_
         # First, because it alone can be refused (its entry id is given): a script does not take back what it has done.
         stream = keys.plans(planned.worker, planned.incarnation)
         operations.append(XAdd(stream, encode(planned.plan), f"{planned.plan.plan_id}-0"))
-    if planned is None or outcome.events:
-        entry = TickEntry(tick=tick if planned is None else None, events=outcome.events)
+    if planned is None or outcome.events or outcome.cached:
+        entry = TickEntry(tick=tick if planned is None else None, events=outcome.events, cached=outcome.cached)
         operations.append(XAdd(keys.steps, encode(entry)))
     for ended in outcome.finished:
         fields = final_fields(ended.output, tick.log_id, ended.final)

@@ -133,7 +133,7 @@ def _compare(committed: CommittedTick, outcome: TickOutcome) -> None:
     planned = outcome.plan
     if planned is None:
         incarnation = None
-        payload = encode(TickEntry(tick=committed.tick, events=outcome.events))
+        payload = encode(TickEntry(tick=committed.tick, events=outcome.events, cached=outcome.cached))
     else:
         incarnation = Incarnation(planned.worker, planned.incarnation)
         payload = encode(planned.plan)

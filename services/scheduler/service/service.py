@@ -196,6 +196,10 @@ class SchedulerService:
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             plan_ahead=settings.plan_ahead,
+            enable_prefix_caching=settings.enable_prefix_caching,
+            eviction=settings.eviction,
+            reclaim=settings.reclaim,
+            fit=settings.fit,
         )
 
     def _max_model_len(self, snapshot: Snapshot | None, stop: threading.Event) -> int:

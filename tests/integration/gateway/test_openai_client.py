@@ -9,6 +9,7 @@ import openai
 import pytest
 from openai.types import Completion, CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.completion_usage import PromptTokensDetails
 
 from tests.fakes.byte_model import MAX_MODEL_LEN, answer, spell
 from tests.fakes.scripted_pool import Script
@@ -38,7 +39,22 @@ def test_client_completes_without_streaming(scene: Scene, client: openai.OpenAI)
     assert whole.choices[0].message.content is not None and whole.choices[0].message.content.startswith("OK: ")
     text = client.completions.create(model="bytes", prompt="abc")
     assert text.choices[0].text == "OK: abc"
-    assert text.usage == CompletionUsage(prompt_tokens=3, completion_tokens=8, total_tokens=11)
+    assert text.usage == CompletionUsage(
+        prompt_tokens=3,
+        completion_tokens=8,
+        total_tokens=11,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=0),
+    )
+
+
+def test_usage_tells_what_of_the_prompt_was_cached(scene: Scene, client: openai.OpenAI) -> None:
+    scene.scripts["warm"] = Script(spell("text"), num_cached=3)
+    text = client.completions.create(model="bytes", prompt="warm")
+    assert text.usage is not None and text.usage.prompt_tokens_details == PromptTokensDetails(cached_tokens=3)
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    stream = scene.stream("/v1/completions", model="bytes", prompt=["warm", "cold"], stream_options=options)
+    assert stream.chunks[-1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
+    assert all("prompt_tokens_details" in chunk["usage"] for chunk in stream.chunks)
 
 
 def test_client_lists_models(scene: Scene, client: openai.OpenAI) -> None:
@@ -90,7 +106,12 @@ def test_several_prompts_are_choices_of_one_stream(scene: Scene) -> None:
     assert [stream.text(i) for i in range(3)] == ["first", "second!", "OK: thr"]
     assert [stream.finish_reasons(i) for i in range(3)] == [["stop"], ["length"], ["length"]]
     assert stream.events[-2].event_id == "6,7,7"
-    assert stream.chunks[-1]["usage"] == {"prompt_tokens": 11, "completion_tokens": 20, "total_tokens": 31}
+    assert stream.chunks[-1]["usage"] == {
+        "prompt_tokens": 11,
+        "completion_tokens": 20,
+        "total_tokens": 31,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     whole = scene.post("/v1/completions", **body).json()
     assert [c["text"] for c in whole["choices"]] == ["first", "second!", "OK: thr"]
     assert [c["finish_reason"] for c in whole["choices"]] == ["stop", "length", "length"]

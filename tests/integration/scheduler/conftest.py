@@ -4,7 +4,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -16,10 +16,21 @@ from services.scheduler.settings import Settings
 from shared.errors import Fenced
 from shared.keys import Keys
 from shared.leases import new_instance
-from shared.messages import FIELD, IntakeMessage, Lease, Submission, WorkerState, encode
+from shared.messages import (
+    FIELD,
+    Decoder,
+    IntakeMessage,
+    Lease,
+    LogMessage,
+    Submission,
+    TickEntry,
+    WorkerState,
+    encode,
+)
 from shared.records import RequestRecord, read_record
 from shared.redis_client import connect, connect_async
 from shared.scripts import submit
+from shared.streams import scan
 from tests.fakes.content_worker import reference_output
 from tests.fakes.live_worker import LiveWorker
 from tests.fakes.scheduler_world import make_submission
@@ -114,11 +125,20 @@ class Pool:
         self.workers.append(worker)
         return worker.start()
 
-    def submit(self, count: int, *, min_prompt: int = 1, max_prompt: int = 40, max_tokens: int = 40) -> list[str]:
-        """Random requests that do not end early by EOS."""
+    def submit(
+        self,
+        count: int,
+        *,
+        min_prompt: int = 1,
+        max_prompt: int = 40,
+        max_tokens: int = 40,
+        prefix: Sequence[int] = (),
+    ) -> list[str]:
+        """Random requests that do not end early by EOS; all prompts begin with `prefix`."""
         fresh = []
         for _ in range(count):
-            prompt = [self._random.randrange(1, 24) for _ in range(self._random.randint(min_prompt, max_prompt))]
+            prompt = [*prefix]
+            prompt += [self._random.randrange(1, 24) for _ in range(self._random.randint(min_prompt, max_prompt))]
             length = self._random.randint(max(1, max_tokens // 2), max_tokens)
             submission = make_submission(f"r{len(self.submissions)}", prompt, max_tokens=length, min_tokens=length // 2)
             self.submissions[submission.request_id] = submission
@@ -166,6 +186,17 @@ class Pool:
             expected, reason = reference_output(submission)
             assert list(record.output) == expected, request_id
             assert record.final is not None and record.final.end_reason == reason, request_id
+
+    def told_cached(self) -> dict[str, int]:
+        """Cached prompt tokens of requests, as the log tells them; each is told once."""
+        told: dict[str, int] = {}
+        decoder: Decoder[LogMessage] = Decoder(LogMessage)
+        for _, payload in scan(self.client, self.keys.steps):
+            entry = decoder.decode(payload)
+            for request_id, num_cached_tokens in entry.cached if isinstance(entry, TickEntry) else ():
+                assert request_id not in told
+                told[request_id] = num_cached_tokens
+        return told
 
     def steps(self) -> int:
         return int(self.client.xlen(self.keys.steps))

@@ -51,12 +51,31 @@ def test_two_workers_share_the_requests_and_everything_is_free_afterwards(pool: 
     assert all(len(worker.statuses) > 20 for worker in workers)
     wait_for(lambda: _stats_of(pool).num_requests_running == 0 and _stats_of(pool).finished[0][1] > 0)
     stats = _stats_of(pool)
-    assert stats.num_free_blocks == stats.num_blocks == 128
+    assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks == 128
     assert sum(number for _, number in stats.finished) == 24
     limits = read_limits(pool.client, pool.keys)
     assert limits.submitted == limits.left == 24
     assert limits.submitted_tokens == limits.left_tokens
     assert limits.max_request_tokens == limits.max_model_len == 256
+
+
+def test_what_was_cached_is_told_in_log_record_and_stats(pool: Pool) -> None:
+    pool.worker()
+    pool.scheduler().start()
+    prefix = [1 + position % 20 for position in range(22)]
+    first = pool.submit(1, prefix=prefix)
+    pool.wait_until_ended()
+    pool.submit(6, prefix=prefix)
+    pool.wait_until_ended()
+    pool.check_texts()
+    told = pool.told_cached()
+    assert first[0] not in told and len(told) == 6
+    assert all(number >= 20 for number in told.values())
+    for request_id in pool.submissions:
+        final = pool.record(request_id).final
+        assert final is not None and final.num_cached_tokens == told.get(request_id, 0)
+    wait_for(lambda: _stats_of(pool).prefix_cache_hits >= 120)
+    assert _stats_of(pool).prefix_cache_queries >= 7 * 22
 
 
 def test_a_pool_too_small_preempts_and_keeps_every_text(pool: Pool) -> None:

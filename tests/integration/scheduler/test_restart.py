@@ -46,7 +46,8 @@ def test_a_leader_killed_around_commits_is_followed_exactly(
 
     monkeypatch.setattr(committer, "commit_ticks", dying)
     workers = [pool.worker("worker-0", num_blocks=40), pool.worker("worker-1", num_blocks=24, step_s=0.003)]
-    pool.submit(10, max_prompt=30, max_tokens=60)
+    prefix = [1 + position % 20 for position in range(9)]
+    pool.submit(10, max_prompt=20, max_tokens=60, prefix=prefix)
     kills = 0
     while kills < 3:
         scheduler = pool.scheduler(snapshot_interval_s=chance.choice((0.05, 0.3, 5.0)))
@@ -54,7 +55,7 @@ def test_a_leader_killed_around_commits_is_followed_exactly(
         try:
             while not all(pool.has_ended(request_id) for request_id in pool.submissions):
                 leader.turn(0.05)
-            pool.submit(6, max_prompt=30, max_tokens=60)
+            pool.submit(6, max_prompt=20, max_tokens=60, prefix=prefix)
         except Killed:
             kills += 1
         scheduler.crash()
@@ -63,6 +64,11 @@ def test_a_leader_killed_around_commits_is_followed_exactly(
     pool.wait_until_ended()
     pool.check_texts()
     assert all(worker.incarnations == [1] for worker in workers), "the workers noticed"
+    told = pool.told_cached()
+    assert told, "nothing was cached"
+    for request_id in told:
+        final = pool.record(request_id).final
+        assert final is not None and final.num_cached_tokens == told[request_id]
     events = [record.getMessage() for record in caplog.records]
     assert events.count("cold_start") == 1 and events.count("ticks_replayed") == 3
 
@@ -207,6 +213,24 @@ def test_without_a_usable_snapshot_the_pool_starts_cold_and_continues_exactly(
     pool.check_texts()
     assert _cold_starts(caplog) == before + 1
     assert worker.incarnations == [1, 3], "the worker was fenced, and admitted again under a new name"
+
+
+def test_a_cold_start_keeps_what_was_told_of_the_cache(pool: Pool) -> None:
+    pool.worker(step_s=0.003)
+    first = pool.scheduler().start()
+    prefix = [1 + position % 20 for position in range(16)]
+    pool.submit(1, prefix=prefix, max_tokens=10)
+    pool.wait_until_ended()
+    (live,) = pool.submit(1, prefix=prefix, max_tokens=150)
+    wait_for(lambda: pool.steps() > 40)
+    assert pool.told_cached() == {live: 16}
+    first.crash()
+    pool.client.delete(pool.keys.snapshot)
+    pool.scheduler().start()
+    pool.wait_until_ended()
+    pool.check_texts()
+    final = pool.record(live).final
+    assert pool.told_cached() == {live: 16} and final is not None and final.num_cached_tokens == 16
 
 
 def test_an_entry_that_no_plan_can_follow_leads_to_a_cold_start(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:

@@ -58,6 +58,8 @@ def test_state_directory_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         ({"port": 70000}, "option port"),
         ({"workers": 0}, "option workers"),
         ({"dtype": "int3"}, "option dtype"),
+        ({"eviction": "random"}, "option eviction"),
+        ({"fit": "tight"}, "option fit"),
         ({"max_num_seqs": 0}, "option max-num-seqs"),
     ],
 )

@@ -44,6 +44,19 @@ def test_scheduler_and_worker_agree(model: Path, monkeypatch: pytest.MonkeyPatch
     assert (scheduler.block_size, scheduler.max_model_len, scheduler.plan_ahead) == (32, 4096, 1)
 
 
+def test_the_scheduler_is_told_how_to_keep_blocks(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = {"enable_prefix_caching": False, "eviction": "lfu", "reclaim": "immediate", "fit": "worst"}
+    bases = [environment(load_settings(options), model) for options in (flags, {})]
+    given, default = (load(SchedulerSettings, composition.scheduler_spec(b).environment, monkeypatch) for b in bases)
+    assert {name: getattr(given, name) for name in flags} == flags
+    assert {name: getattr(default, name) for name in flags} == {
+        "enable_prefix_caching": True,
+        "eviction": "lru",
+        "reclaim": "lazy",
+        "fit": "first",
+    }
+
+
 def test_scheduler_and_worker_agree_on_what_was_not_given(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = environment(load_settings({}), model)
     scheduler = load(SchedulerSettings, composition.scheduler_spec(base).environment, monkeypatch)

@@ -69,6 +69,29 @@ def test_rows_that_join_and_leave_at_different_times(block_size: int, tiny, make
         assert driver.requests[request_id].end is EndReason.LENGTH
 
 
+@pytest.mark.parametrize("chunk_size", [5, 1000])
+@pytest.mark.parametrize("size", [63, 64, 65])
+def test_a_row_that_enters_with_computed_tokens_gives_the_same_text(
+    size: int, chunk_size: int, tiny, make_driver
+) -> None:
+    """A prefix hit: its table begins with blocks that another request wrote, and still uses."""
+    driver = make_driver(block_size=8)
+    first = driver.add("first", prompt_of(size), greedy(40))
+    for _ in range(12):
+        driver.step()
+    num_hits = (size - 1) // 8
+    again = driver.add("again", prompt_of(size), greedy(20), hits=first.blocks[:num_hits])
+    other = driver.add("other", [*prompt_of(size)[:24], *prompt_of(30, seed=1)], greedy(20), hits=first.blocks[:3])
+    penalised = SamplingParams(max_tokens=20, seed=0, temperature=0.0, ignore_eos=True, repetition_penalty=1.5)
+    cold = driver.add("cold", prompt_of(size), penalised)
+    warm = driver.add("warm", prompt_of(size), penalised, hits=first.blocks[:num_hits])
+    driver.run(chunk_size=chunk_size)
+    assert again.output == first.output[:20] == tiny.expected(prompt_of(size), 20)
+    assert other.output == tiny.expected(other.prompt, 20)
+    assert warm.output == cold.output != first.output[:20], "penalties count computed tokens too"
+    assert first.output == tiny.expected(prompt_of(size), 40)
+
+
 def test_a_dropped_row_returns_with_its_tokens_and_continues(tiny, make_driver) -> None:
     """Preemption by recompute: decoded tokens go through the prefill path, in other blocks and another row."""
     driver = make_driver()

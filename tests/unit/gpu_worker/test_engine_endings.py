@@ -183,6 +183,17 @@ def test_an_unusable_request_ends_alone(fault: str, make_driver, plain) -> None:
     assert (good.output, good.end) == (plain, EndReason.LENGTH)
 
 
+def test_what_is_sound_in_an_unusable_prompt_is_computed_right(make_driver, plain) -> None:
+    """Until it ends, the scheduler may give its full blocks to a request that begins alike."""
+    driver = make_driver(block_size=8)
+    bad = driver.add("bad", [*PROMPT, VOCAB_SIZE, 5], GREEDY)
+    driver.step(chunk_size=len(PROMPT))
+    good = driver.add("good", PROMPT, GREEDY, hits=bad.blocks[: (len(PROMPT) - 1) // 8])
+    assert good.num_hits > 0
+    driver.run()
+    assert (bad.end, good.output) == (EndReason.ERROR, plain)
+
+
 def test_logits_that_are_not_finite_end_one_row_alone(make_driver, plain, tiny) -> None:
     """The row's own keys are poisoned; its neighbour, and the row that gets its blocks next, never notice."""
     driver = make_driver(num_blocks=11, max_num_seqs=2)

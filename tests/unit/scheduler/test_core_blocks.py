@@ -1,6 +1,7 @@
 """The block pool alone."""
 
 from services.scheduler.core.blocks import AllocStatus, BlockPool
+from services.scheduler.core.extents import FreeExtents
 from services.scheduler.core.history import TokenHistory
 from shared.packing import NO_TOKEN, pack_int32
 
@@ -15,10 +16,11 @@ def test_a_table_gets_a_contiguous_run_where_it_can() -> None:
     pool = BlockPool(8)
     table = pool.allocate(3)
     assert table == [0, 1, 2]
-    assert pool.allocate_one(after=table[-1]) == 3
+    assert pool.allocate_each([table[-1]]) == [3]
     pool.release([1])
-    assert pool.allocate_one(after=5) == 6
-    assert pool.allocate_one(after=6) == 7
+    assert pool.allocate(2, after=3) == [4, 5]
+    assert pool.allocate(2) == [6, 7]
+    assert pool.allocate(1) == [1]
 
 
 def test_a_shared_block_is_free_after_its_last_table() -> None:
@@ -45,11 +47,12 @@ def test_quarantine_holds_blocks_until_the_plan_is_answered() -> None:
     assert (pool.num_free, pool.num_quarantined) == (4, 0)
 
 
-def test_a_pool_rebuilt_from_its_free_list_hands_out_the_same_blocks() -> None:
+def test_a_pool_rebuilt_from_its_free_runs_hands_out_the_same_blocks() -> None:
     pool = BlockPool(16)
     table = pool.allocate(9)
     pool.release(table[1:8:3])
-    again = BlockPool(16, free=pool.free_ids())
+    again = BlockPool(16)
+    again.free = FreeExtents(pool.free.runs())
     assert pool.allocate(6, after=3) == again.allocate(6, after=3)
 
 

@@ -1,6 +1,7 @@
 """Which worker takes a request, and what those that wait are told."""
 
 from collections import Counter
+from typing import Any
 
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.placement import Placement
@@ -8,7 +9,7 @@ from services.scheduler.core.request import Request
 from tests.fakes.scheduler_world import World, make_submission
 
 
-def make_world(*workers: str, num_blocks: int = 40, **config: int) -> World:
+def make_world(*workers: str, num_blocks: int = 40, **config: Any) -> World:
     world = World(SchedulerConfig(**{"max_model_len": 100, "block_size": 4, "plan_ahead": 1, **config}))
     for name in workers:
         world.join(name, num_blocks)

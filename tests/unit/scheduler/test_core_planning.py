@@ -1,6 +1,7 @@
 """What a plan holds, and when there is one."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from services.scheduler.core.config import SchedulerConfig
 from shared.messages import EventKind, StepPlan, encode
@@ -8,7 +9,7 @@ from shared.packing import unpack_int32
 from tests.fakes.scheduler_world import World, make_submission
 
 
-def make_world(num_blocks: int, **config: int) -> World:
+def make_world(num_blocks: int, **config: Any) -> World:
     world = World(SchedulerConfig(**{"max_model_len": 200, "block_size": 4, "plan_ahead": 1, **config}))
     world.join("w", num_blocks)
     return world
@@ -86,7 +87,7 @@ def test_a_steady_decode_plan_is_small() -> None:
 
 
 def test_preempts_newest_request_when_pool_is_full() -> None:
-    world = make_world(7)
+    world = make_world(7, enable_prefix_caching=False)
     for name in ("old", "new"):
         world.submit(make_submission(name, [1] * 8, max_tokens=12, ignore_eos=True))
     dropped = [plan.dropped for plan in plans(world)]
@@ -126,7 +127,7 @@ def test_an_ending_in_flight_makes_a_preemption_unnecessary() -> None:
 
 
 def test_a_preempted_request_keeps_its_place() -> None:
-    world = make_world(7)
+    world = make_world(7, enable_prefix_caching=False)
     for name in ("old", "preempted"):
         world.submit(make_submission(name, [1] * 8, max_tokens=12, ignore_eos=True))
     while not world.num_preempted:

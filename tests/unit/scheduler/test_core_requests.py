@@ -1,5 +1,7 @@
 """A request's life in the core: admission, endings, rejections."""
 
+from typing import Any
+
 import pytest
 
 from services.scheduler.core.config import SchedulerConfig
@@ -12,7 +14,7 @@ from tests.fakes.content_worker import reference_output
 from tests.fakes.scheduler_world import World, make_submission
 
 
-def make_core(**config: int) -> SchedulerCore:
+def make_core(**config: Any) -> SchedulerCore:
     return SchedulerCore(SchedulerConfig(**{"max_model_len": 100, "block_size": 4, **config}))
 
 

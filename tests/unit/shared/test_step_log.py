@@ -53,6 +53,12 @@ def follow(*request_ids: str) -> StepLogFollower:
     return follower
 
 
+def test_what_was_cached_is_told_to_those_who_follow_the_request() -> None:
+    follower = follow("a", "b")
+    updates = follower.apply(TickEntry(cached=(("a", 32), ("stranger", 16))))
+    assert updates == [Update("a", num_cached_tokens=32)]
+
+
 def collect(follower: StepLogFollower, messages: Sequence[LogMessage]) -> dict[str, list[int]]:
     out: dict[str, list[int]] = {}
     for message in messages:

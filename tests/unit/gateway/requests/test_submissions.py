@@ -99,6 +99,14 @@ def test_a_submission_holds_what_was_asked() -> None:
     assert params.stop_token_ids == (3,) and params.ignore_eos
 
 
+def test_the_cache_salt_goes_with_the_submission() -> None:
+    assert [s.cache_salt for s in (*completion("a"), *completion("a", cache_salt="x"), *chat(cache_salt="y"))] == [
+        "",
+        "x",
+        "y",
+    ]
+
+
 def test_defaults_sample_from_the_unchanged_distribution_and_fill_the_context() -> None:
     for (submission,) in (completion([5, 6]), completion([5, 6], max_tokens=None)):
         params = submission.params

@@ -1,0 +1,117 @@
+"""Full blocks by what they hold: the tokens of the block, everything before it, and whose they are.
+
+A block's key is a 128-bit hash of its tokens, keyed by the key of the block before it; the chain starts at the domain
+(tenant, cache salt, adapter), so nobody can be served from, or learn of, another domain's blocks. A hash alone decides
+nothing: a hit also has the same tokens and *the same block before it*, known by a serial number that is never used
+again, and in front of all the same domain. So the cache would be right with a hash of 8 bits.
+
+    domain ──▶ key, serial 7 ──▶ key, serial 8 ──▶ key, serial 9        parent of 9 is 8, of 8 is 7, of 7 the domain
+
+A block whose parent went is not found any more (the new entry for the parent has a new serial); it is replaced when its
+content is cached again, and evicted otherwise.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from struct import pack
+
+Parent = int | bytes
+"""Serial number of the block before; the domain in front of the first."""
+KEY_SIZE = 16
+
+
+def domain(*, tenant: str, cache_salt: str = "", adapter: str = "") -> bytes:
+    """Who may share blocks. Each part has a tag and its length, so no two different triples give the same bytes."""
+    parts = ((b"t", tenant), (b"s", cache_salt), (b"a", adapter))
+    return b"".join(
+        tag + pack("<I", len(data)) + data for tag, data in ((tag, text.encode("utf-8")) for tag, text in parts)
+    )
+
+
+def root_key(domain: bytes) -> bytes:
+    """The key in front of the first block."""
+    return blake2b(domain, digest_size=KEY_SIZE).digest()
+
+
+def block_key(before: bytes, tokens: bytes) -> bytes:
+    """The key of a block that holds `tokens` (packed int32) behind the block with key `before`."""
+    return blake2b(tokens, digest_size=KEY_SIZE, key=before).digest()
+
+
+def chain_keys(before: bytes, blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The keys of consecutive blocks."""
+    for tokens in blocks:
+        before = block_key(before, tokens)
+        yield before
+
+
+@dataclass(slots=True, eq=False)
+class CachedBlock:
+    """One entry of the cache."""
+
+    block_id: int
+    key: bytes
+    parent: Parent
+    serial: int
+    tokens: bytes
+    """Packed int32."""
+    num_hits: int = 0
+    entered: int = 0
+    """When it was unreferenced for the first time; 0: not yet."""
+
+    def holds(self, parent: Parent, tokens: bytes) -> bool:
+        return self.parent == parent and self.tokens == tokens
+
+
+class PrefixCache:
+    """Cached blocks of one worker, by key and by block."""
+
+    def __init__(self, entries: Iterable[CachedBlock] = (), last_serial: int = 0) -> None:
+        self._by_block = {entry.block_id: entry for entry in entries}
+        self._by_key = {entry.key: entry for entry in self._by_block.values()}
+        self.last_serial = last_serial
+
+    def __len__(self) -> int:
+        return len(self._by_block)
+
+    def __iter__(self) -> Iterator[CachedBlock]:
+        """In the order in which they were cached."""
+        return iter(self._by_block.values())
+
+    def get(self, key: bytes) -> CachedBlock | None:
+        """The entry with this key, whatever it holds."""
+        return self._by_key.get(key)
+
+    def at(self, block_id: int) -> CachedBlock | None:
+        """The entry of a block."""
+        return self._by_block.get(block_id)
+
+    def add(self, block_id: int, key: bytes, parent: Parent, tokens: bytes) -> int:
+        """A new entry, for a block and a key that have none; its serial number."""
+        self.last_serial = serial = self.last_serial + 1
+        self._by_block[block_id] = self._by_key[key] = CachedBlock(block_id, key, parent, serial, tokens)
+        return serial
+
+    def remove(self, blocks: Iterable[int]) -> None:
+        """Forget the entries of these blocks."""
+        for block_id in blocks:
+            del self._by_key[self._by_block.pop(block_id).key]
+
+    def move(self, entry: CachedBlock, block_id: int) -> None:
+        """The same content lies in another block, which takes the entry over."""
+        del self._by_block[entry.block_id]
+        entry.block_id = block_id
+        self._by_block[block_id] = entry
+
+    def match(self, keys: Iterable[bytes], domain: bytes, blocks: Sequence[bytes]) -> list[CachedBlock]:
+        """Entries of the longest cached prefix of a table with these `keys` and `blocks` (the tokens of each)."""
+        found: list[CachedBlock] = []
+        parent: Parent = domain
+        for key, tokens in zip(keys, blocks, strict=False):
+            entry = self._by_key.get(key)
+            if entry is None or not entry.holds(parent, tokens):
+                break
+            found.append(entry)
+            parent = entry.serial
+        return found

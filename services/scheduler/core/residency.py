@@ -1,0 +1,69 @@
+"""What of a request lies in a lane's blocks already, and what its table leaves for others.
+
+Keys are computed when they are first needed and stay with the request. Every token here is committed; so is the KV of
+every block that `keep` is told of: the plans that wrote it are answered.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from services.scheduler.core.blocks import BlockPool
+from services.scheduler.core.prefix_cache import CachedBlock, chain_keys, domain, root_key
+from services.scheduler.core.request import Request
+
+if TYPE_CHECKING:
+    from services.scheduler.core.lane import Seat
+
+STRIDE = 8
+"""Keys computed at a time while a prefix matches."""
+
+
+def domain_of(request: Request) -> bytes:
+    """The domain of the request's blocks."""
+    if not request.domain:
+        submission = request.submission
+        request.domain = domain(tenant=submission.tenant, cache_salt=submission.cache_salt)
+    return request.domain
+
+
+def match(request: Request, pool: BlockPool, block_size: int) -> list[CachedBlock]:
+    """The longest cached prefix of a request without a seat. Its last token is always left to compute."""
+    most = (request.num_tokens - 1) // block_size
+    if not len(pool.cache) or not most:
+        return []
+    blocks = _split(request.tokens_between(0, most * block_size), block_size)
+    return pool.cache.match(_keys(request, most, block_size), domain_of(request), blocks)
+
+
+def keep(seat: "Seat", pool: BlockPool, num_tokens: int, block_size: int) -> None:
+    """Cache the full blocks of the seat's first `num_tokens` tokens, which the request's `output` holds."""
+    start, stop = seat.num_kept, num_tokens // block_size
+    if start >= stop:
+        return
+    request = seat.request
+    _extend_keys(request, stop, block_size)
+    parent = seat.parent if start else domain_of(request)
+    tokens = _split(request.tokens_between(start * block_size, stop * block_size), block_size)
+    seat.parent = pool.keep(seat.blocks[start:stop], request.block_keys[start:stop], parent, tokens)
+    seat.num_kept = stop
+
+
+def _keys(request: Request, most: int, block_size: int) -> Iterator[bytes]:
+    keys = request.block_keys
+    for index in range(most):
+        if index == len(keys):
+            _extend_keys(request, min(most, index + STRIDE), block_size)
+        yield keys[index]
+
+
+def _extend_keys(request: Request, num_blocks: int, block_size: int) -> None:
+    keys = request.block_keys
+    if len(keys) < num_blocks:
+        before = keys[-1] if keys else root_key(domain_of(request))
+        tokens = request.tokens_between(len(keys) * block_size, num_blocks * block_size)
+        keys.extend(chain_keys(before, _split(tokens, block_size)))
+
+
+def _split(tokens: bytes, block_size: int) -> list[bytes]:
+    size = 4 * block_size
+    return [tokens[offset : offset + size] for offset in range(0, len(tokens), size)]
