@@ -15,9 +15,9 @@ from shared.keys import Keys
 from shared.redis_client import connect
 from tests.harness.ports import free_port
 
-# Torch in this process and the stacks under test share the cores: threads that spin at barriers starve the rest. Read
-# once, when torch is loaded.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Torch in this process and the stacks under test share the cores: threads that spin long at barriers starve the rest.
+# Read once, when torch is loaded.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 pytest_plugins = ["tests.harness.fixtures"]
 
