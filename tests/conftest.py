@@ -1,6 +1,7 @@
 """Fixtures that every tier may use: Hypothesis profiles and a real Redis."""
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from tests.harness.ports import free_port
 # Torch in this process and the stacks under test share the cores: threads that spin long at barriers starve the rest.
 # Read once, when torch is loaded.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+# A shell that starts the tests in the background makes them ignore Ctrl-C, and every process that they start as well.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["tests.harness.fixtures"]
 
