@@ -89,6 +89,19 @@ class Submission(Message, frozen=True, tag=_tag("submission")):
     traceparent: str = ""
     cache_salt: str = ""
     """Cached prefixes are shared only within tenant and salt."""
+    group: str = ""
+    """For one of several choices (`n`, `best_of`): the id of choice 0. All of a group have the same prompt."""
+
+
+class Hypothesis(Part, frozen=True):
+    """One result of a beam search."""
+
+    tokens: bytes
+    """Packed int32: the whole output."""
+    score: float
+    """Sum of the tokens' log-probabilities over `length ** length_penalty`."""
+    end_reason: int = 0
+    """`EndReason` of its last token."""
 
 
 class Final(Message, frozen=True, tag=_tag("final")):
@@ -101,6 +114,10 @@ class Final(Message, frozen=True, tag=_tag("final")):
     message: str = ""
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache held when the request was first admitted."""
+    cumulative_logprob: float = 0.0
+    """Sum over the output tokens that count, if `params.with_logprobs`."""
+    hypotheses: tuple[Hypothesis, ...] = ()
+    """Of a beam search: best first. The record's output is that of the first."""
 
 
 # ---------------------------------------------------------------- intake: gateways and supervisors → scheduler
@@ -145,6 +162,10 @@ class WorkerJoined(Part, frozen=True, tag="joined"):
     worker: str
     incarnation: int
     num_blocks: int
+    num_cpu_blocks: int = 0
+    """Blocks of its host pool, for swapped requests and demoted cache blocks."""
+    block_bytes: int = 0
+    """Bytes of one block in the KV cache; 0: unknown."""
 
 
 class WorkerDraining(Part, frozen=True, tag="draining"):
@@ -188,6 +209,35 @@ class NewRow(Part, frozen=True):
     traceparent: str = ""
 
 
+class CopyKind(IntEnum):
+    """Where a block's content is copied from and to."""
+
+    OUT = 1
+    """KV cache → host pool."""
+    WITHIN = 2
+    """KV cache → KV cache."""
+    IN = 3
+    """Host pool → KV cache."""
+
+
+class BlockCopies(Part, frozen=True):
+    """Blocks to copy before the forward pass."""
+
+    kind: CopyKind
+    pairs: bytes
+    """Packed int32 pairs (source, destination). No source is a destination."""
+
+
+class BeamRow(Part, frozen=True):
+    """A beam that advances in this pass: the sequence of `parent` as it was before this plan, then `token`."""
+
+    row: int
+    parent: int
+    token: int
+    block: int = -1
+    """If not -1: stands in the place of the last block of the parent's table; its content comes by a WITHIN copy."""
+
+
 class StepPlan(Message, frozen=True, tag=_tag("plan")):
     """A delta to the worker's persistent batch, then one forward pass.
 
@@ -205,9 +255,23 @@ class StepPlan(Message, frozen=True, tag=_tag("plan")):
     chunks: tuple[tuple[int, int], ...] = ()
     """(row, num_scheduled_tokens) of every row that is in prefill and scheduled in this pass."""
     traceparent: str = ""
+    copies: tuple[BlockCopies, ...] = ()
+    """In this order, after `dropped` and before anything is written: OUT, then WITHIN, then IN."""
+    beams: tuple[BeamRow, ...] = ()
+    """Beams are named whenever they advance; a beam that is not named stands still."""
 
 
 # ---------------------------------------------------------------- step log: workers and leader → everyone
+
+
+class Candidates(Part, frozen=True):
+    """What may follow the sequence of one beam row, best first; equal ones by token."""
+
+    row: int
+    tokens: bytes
+    """Packed int32; `-1 - token` if the token would end the row (EOS or stop token)."""
+    logprobs: bytes
+    """Packed float32: log-softmax of the row's logits."""
 
 
 class StepResult(Message, frozen=True, tag=_tag("step")):
@@ -227,8 +291,12 @@ class StepResult(Message, frozen=True, tag=_tag("step")):
     roster: tuple[tuple[int, str, int], ...] = ()
     """Every 64 steps: (row, request_id, output index of the row's next token) of every joined row, after this step."""
     rates: tuple[float, ...] = ()
-    """Measured: prefill tokens/s, decode tokens/s, copy bytes/s."""
+    """In the first step and every 64, measured: prefill tokens/s, decode tokens/s, copy bytes/s; 0: not known."""
     traceparent: str = ""
+    logprobs: tuple[tuple[int, float], ...] = ()
+    """(row, log-probability of its token in this step) of rows with `params.with_logprobs`."""
+    candidates: tuple[Candidates, ...] = ()
+    """Of every beam row that was computed: it yields these instead of a token."""
 
 
 class RequestEvent(Part, frozen=True):
@@ -292,6 +360,8 @@ class Lease(Message, frozen=True, tag=_tag("lease")):
     """0 to 1 while loading."""
     max_num_seqs: int = 0
     """Rows that the worker warmed up for; a scheduler with more is refused by a clear error."""
+    num_cpu_blocks: int = 0
+    block_bytes: int = 0
 
 
 class PoolStats(Message, frozen=True, tag=_tag("stats")):

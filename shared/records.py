@@ -42,6 +42,11 @@ class RequestRecord:
     """Prompt tokens that the prefix cache held when the request was first admitted, as far as `log_id` tells."""
 
 
+def choice_id(request_id: str, choice: int) -> str:
+    """The id of one choice of a request; each is a request of its own, with its own record."""
+    return f"{request_id}#{choice}" if choice else request_id
+
+
 def fold_fields(output: bytes, log_id: str, seat: Seat | None, num_cached_tokens: int = 0) -> dict[str, bytes]:
     """Fields that bring a live record up to `log_id`."""
     return {

@@ -26,6 +26,14 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     ignore_eos: bool = False
     choice: int = 0
     """Index of the choice within the request; part of the draw's counter."""
+    with_logprobs: bool = False
+    """Results carry the log-probability of each of its tokens (of the unchanged logits)."""
+    beam_width: int = 0
+    """Above 0: beam search with this many beams."""
+    length_penalty: float = 1.0
+    """Exponent of the length by which a beam's summed log-probability is divided."""
+    num_hypotheses: int = 1
+    """Results of a beam search."""
 
     @property
     def is_greedy(self) -> bool:

@@ -5,8 +5,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from services.scheduler.core import prefix_cache
-from services.scheduler.core.lane import Lane, Seat
+from services.scheduler.core.lane import Lane
 from services.scheduler.core.request import RequestState
+from services.scheduler.core.seats import Seat
 
 if TYPE_CHECKING:
     from services.scheduler.core.scheduler import SchedulerCore

@@ -20,7 +20,7 @@ from shared.messages import Submission
 from shared.packing import pack_int32
 
 if TYPE_CHECKING:
-    from services.scheduler.core.lane import Seat
+    from services.scheduler.core.seats import Seat
 
 
 class RequestState(StrEnum):

@@ -12,7 +12,7 @@ from services.scheduler.core.prefix_cache import CachedBlock, chain_keys, domain
 from services.scheduler.core.request import Request
 
 if TYPE_CHECKING:
-    from services.scheduler.core.lane import Seat
+    from services.scheduler.core.seats import Seat
 
 STRIDE = 8
 """Keys computed at a time while a prefix matches."""

@@ -2,23 +2,17 @@
 
 There is no prefill and no decode phase: each request has computed tokens that catch up with its known tokens under a
 budget of tokens per pass. Running requests go first, then waiting ones in the policy's order.
-
-Preemption waits for answers. When the next plan of a worker lacks blocks while another plan is in flight, no plan is
-made: its result may end requests, and blocks of a victim would be quarantined until then anyway. Only with nothing in
-flight is the newest request preempted; so its committed tokens are exact, its blocks are free at once, and the plan
-goes out in the same tick.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.scheduler.core import planning
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.diagnostics import Diagnosis, diagnose
 from services.scheduler.core.integrity import check_integrity
-from services.scheduler.core.lane import Lane, PlanDraft, Seat
+from services.scheduler.core.lane import Lane
 from services.scheduler.core.outcomes import Finished, LiveOutput, ScheduledPlan, SchedulerStats
-from services.scheduler.core.placement import Placement
-from services.scheduler.core.prefix_cache import CachedBlock
 from services.scheduler.core.queue import Fcfs, Policy, WaitingQueue
 from services.scheduler.core.request import Request, RequestState, Signal
 from shared.messages import (
@@ -28,19 +22,12 @@ from shared.messages import (
     Final,
     FinishReason,
     RequestEvent,
-    StepPlan,
     StepResult,
     Submission,
-    Tick,
     WorkerDraining,
     WorkerJoined,
 )
 from shared.packing import pack_int32
-
-NO_TICK = Tick(number=0, intake_id="0-0", log_id="0-0", now=0.0)
-"""Stands in a plan until `ScheduledPlan.with_tick`."""
-PATIENCE = 4
-"""Plans per worker that may leave the first waiting request to a less loaded worker. (It may be hung.)"""
 
 MAX_REMEMBERED_ENDS = 256
 """Ended requests whose id is remembered, so that a doubled `Submit` is not taken for a new one."""
@@ -70,10 +57,6 @@ class KnownWorker:
     """Its last capacity. A worker that died is expected back; one that drained is not (0)."""
 
 
-def _arrival(seat: Seat) -> int:
-    return seat.request.arrival
-
-
 class SchedulerCore:
     """The state machine of one pool."""
 
@@ -94,7 +77,8 @@ class SchedulerCore:
         self._awaiting_stop: dict[str, Request] = {}
         self._events: list[RequestEvent] = []
         self._finished: list[Finished] = []
-        self._cached: list[tuple[str, int]] = []
+        self.newly_cached: list[tuple[str, int]] = []
+        """For `take_cached`."""
 
     # ------------------------------------------------------------ requests come and go
 
@@ -241,89 +225,10 @@ class SchedulerCore:
         for depth in range(self.config.plan_ahead):
             for lane in self.lanes.values():
                 if len(lane.in_flight) == depth and lane.can_plan:
-                    plan = self._plan(lane)
+                    plan = planning.plan_for(self, lane)
                     if plan is not None:
                         return ScheduledPlan(lane.worker, lane.incarnation, plan)
         return None
-
-    def _plan(self, lane: Lane) -> StepPlan | None:
-        shortage = len(lane.boundary()) > lane.pool.num_available
-        if shortage and lane.in_flight:
-            return None
-        while len(lane.boundary()) > lane.pool.num_available:
-            self._preempt_newest(lane)
-        draft = PlanDraft(lane.planned + 1)
-        lane.grow(draft)
-        budget = self.config.max_num_batched_tokens - lane.decode
-        for seat in sorted(lane.prefill.values(), key=_arrival):
-            if budget:
-                budget = lane.prefill_chunk(draft, seat, budget)
-        if not shortage:
-            self._admit(lane, draft, budget)
-        if not (lane.decode or draft.chunks or (lane.has_drops and not lane.in_flight)):
-            return None
-        self.counters.plans += 1
-        return lane.close(draft, NO_TICK)
-
-    def _preempt_newest(self, lane: Lane) -> None:
-        """Free the blocks of the lane's newest request. Never of its oldest: alone that fits."""
-        seats = sorted(lane.seats.values(), key=_arrival)
-        assert len(seats) > 1 and not lane.in_flight, "the oldest running request lacks blocks"
-        request = seats[-1].request
-        lane.drop(seats[-1])
-        request.apply(Signal.PREEMPT)
-        request.num_preemptions += 1
-        self.waiting.push(request)
-        self.counters.preemptions += 1
-        self._emit(request, EventKind.PREEMPTED, len(request.output), reason="blocks")
-
-    def _admit(self, lane: Lane, draft: PlanDraft, budget: int) -> None:
-        """Seat the waiting requests whose place is this lane, in order, while budget and rows last."""
-        if not (budget and lane.free_rows and len(self.waiting)) or lane.draining:
-            return
-        placed, first_target = self._place(lane, budget)
-        for request, hits in placed:
-            self.waiting.remove(request)
-            self._leave_queue(request)
-            request.apply(Signal.ADMIT)
-            seat = lane.admit(draft, request, hits)
-            self._count_hits(seat)
-            budget = lane.prefill_chunk(draft, seat, budget)
-        if first_target is lane:
-            self.times_passed_over = 0
-        elif first_target is not None and (lane.decode or draft.chunks):
-            self.times_passed_over += 1
-
-    def _count_hits(self, seat: Seat) -> None:
-        """Note what of a newcomer is computed already, and tell readers once."""
-        request = seat.request
-        self.counters.cache_queries += seat.known
-        self.counters.cache_hits += seat.computed
-        if request.num_cached_tokens < 0:
-            request.num_cached_tokens = min(seat.computed, request.num_prompt_tokens)
-            if request.num_cached_tokens:
-                self._cached.append((request.request_id, request.num_cached_tokens))
-
-    def _place(self, lane: Lane, budget: int) -> tuple[list[tuple[Request, list[CachedBlock]]], Lane | None]:
-        """Waiting requests that go to `lane` now, with their hits, and the lane of the first one that goes anywhere."""
-        placement = Placement(self.lanes.values(), self.config)
-        placed: list[tuple[Request, list[CachedBlock]]] = []
-        first_target: Lane | None = None
-        for request in self.waiting:
-            if not placement.fits_some_lane(request):
-                continue  # waits for a larger worker, in nobody's way
-            impatient = first_target is None and self.times_passed_over >= PATIENCE * len(self.lanes)
-            target = placement.place(request, preferred=lane if impatient else None)
-            if target is None:
-                break
-            first_target = first_target or target
-            if target is lane:
-                hits = placement.hits(request, lane)
-                placed.append((request, hits))
-                budget -= min(budget, request.num_tokens - len(hits) * self.config.block_size)
-                if not budget or not placement.has_row(lane):
-                    break
-        return placed, first_target
 
     # ------------------------------------------------------------ endings
 
@@ -333,7 +238,7 @@ class SchedulerCore:
             request.seat.lane.drop(request.seat)
         elif request.state is RequestState.WAITING:
             self.waiting.remove(request)
-            self._leave_queue(request)
+            self.leave_queue(request)
         num_output_tokens = len(request.output)
         if request.stop_at is not None and request.stop_at <= num_output_tokens:
             reason, end_reason, message, num_output_tokens = FinishReason.STOP, 0, "", request.stop_at
@@ -344,7 +249,7 @@ class SchedulerCore:
         self.finished_by_reason[reason] += 1
         final = Final(reason, num_output_tokens, int(end_reason), message, max(0, request.num_cached_tokens))
         self._finished.append(Finished(request.request_id, final, pack_int32(request.output[:num_output_tokens])))
-        self._emit(request, EventKind.FINISHED, num_output_tokens, reason, message)
+        self.emit(request, EventKind.FINISHED, num_output_tokens, reason, message)
 
     def _remember_end(self, request_id: str) -> None:
         self.ended_ids[request_id] = None
@@ -377,15 +282,17 @@ class SchedulerCore:
         total = request.max_total_tokens
         return f"prompt ({num_prompt}) plus max_tokens ({max_tokens}) is {total} tokens, but {limit} holds {largest}"
 
-    def _leave_queue(self, request: Request) -> None:
+    def leave_queue(self, request: Request) -> None:
+        """It was admitted, or ended: it no longer counts against the queue's caps."""
         if not request.has_left_queue:
             request.has_left_queue = True
             self.counters.left_requests += 1
             self.counters.left_tokens += request.num_prompt_tokens
 
-    def _emit(
+    def emit(
         self, request: Request, kind: EventKind, num_output_tokens: int, reason: str = "", message: str = ""
     ) -> None:
+        """A decision that readers of the log must know."""
         self._events.append(RequestEvent(request.request_id, kind, num_output_tokens, str(reason), message))
 
     def take_events(self) -> list[RequestEvent]:
@@ -400,7 +307,7 @@ class SchedulerCore:
 
     def take_cached(self) -> list[tuple[str, int]]:
         """(request, cached prompt tokens) of those that were first admitted since the last call, if there were any."""
-        cached, self._cached = self._cached, []
+        cached, self.newly_cached = self.newly_cached, []
         return cached
 
     # ------------------------------------------------------------ questions

@@ -10,12 +10,13 @@ import msgspec
 
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.history import TokenHistory
-from services.scheduler.core.lane import Ghost, InFlight, Lane, Seat
+from services.scheduler.core.lane import Lane
 from services.scheduler.core.prefix_cache import Parent
 from services.scheduler.core.queue import Policy
 from services.scheduler.core.request import Request, RequestState
 from services.scheduler.core.saved_pool import SavedPool, restore_pool, save_pool
 from services.scheduler.core.scheduler import Counters, KnownWorker, SchedulerCore
+from services.scheduler.core.seats import Ghost, InFlight, Seat
 from shared.errors import PagewireError
 from shared.messages import FinishReason, Submission
 from shared.packing import pack_int32, unpack_int32

@@ -1,0 +1,115 @@
+"""Making one worker's next plan: who grows, who goes on with its prefill, who is preempted, who is admitted.
+
+Preemption waits for answers. When the next plan of a worker lacks blocks while another plan is in flight, no plan is
+made: its result may end requests, and blocks of a victim would be quarantined until then anyway. Only with nothing in
+flight is the newest request preempted; so its committed tokens are exact, its blocks are free at once, and the plan
+goes out in the same tick.
+"""
+
+from typing import TYPE_CHECKING
+
+from services.scheduler.core.lane import Lane
+from services.scheduler.core.placement import Placement
+from services.scheduler.core.prefix_cache import CachedBlock
+from services.scheduler.core.request import Request, Signal
+from services.scheduler.core.seats import PlanDraft, Seat
+from shared.messages import EventKind, StepPlan, Tick
+
+if TYPE_CHECKING:
+    from services.scheduler.core.scheduler import SchedulerCore
+
+NO_TICK = Tick(number=0, intake_id="0-0", log_id="0-0", now=0.0)
+"""Stands in a plan until `ScheduledPlan.with_tick`."""
+PATIENCE = 4
+"""Plans per worker that may leave the first waiting request to a less loaded worker. (It may be hung.)"""
+
+
+def _arrival(seat: Seat) -> int:
+    return seat.request.arrival
+
+
+def plan_for(core: "SchedulerCore", lane: Lane) -> StepPlan | None:
+    """The lane's next plan, still without its tick; None if none is due, and then nothing has changed."""
+    shortage = len(lane.boundary()) > lane.pool.num_available
+    if shortage and lane.in_flight:
+        return None
+    while len(lane.boundary()) > lane.pool.num_available:
+        preempt_newest(core, lane)
+    draft = PlanDraft(lane.planned + 1)
+    lane.grow(draft)
+    budget = core.config.max_num_batched_tokens - lane.decode
+    for seat in sorted(lane.prefill.values(), key=_arrival):
+        if budget:
+            budget = lane.prefill_chunk(draft, seat, budget)
+    if not shortage:
+        _admit(core, lane, draft, budget)
+    if not (lane.decode or draft.chunks or (lane.has_drops and not lane.in_flight)):
+        return None
+    core.counters.plans += 1
+    return lane.close(draft, NO_TICK)
+
+
+def preempt_newest(core: "SchedulerCore", lane: Lane) -> None:
+    """Free the blocks of the lane's newest request. Never of its oldest: alone that fits."""
+    seats = sorted(lane.seats.values(), key=_arrival)
+    assert len(seats) > 1 and not lane.in_flight, "the oldest running request lacks blocks"
+    request = seats[-1].request
+    lane.drop(seats[-1])
+    request.apply(Signal.PREEMPT)
+    request.num_preemptions += 1
+    core.waiting.push(request)
+    core.counters.preemptions += 1
+    core.emit(request, EventKind.PREEMPTED, len(request.output), reason="blocks")
+
+
+def _admit(core: "SchedulerCore", lane: Lane, draft: PlanDraft, budget: int) -> None:
+    """Seat the waiting requests whose place is this lane, in order, while budget and rows last."""
+    if not (budget and lane.free_rows and len(core.waiting)) or lane.draining:
+        return
+    placed, first_target = _place(core, lane, budget)
+    for request, hits in placed:
+        core.waiting.remove(request)
+        core.leave_queue(request)
+        request.apply(Signal.ADMIT)
+        seat = lane.admit(draft, request, hits)
+        _count_hits(core, seat)
+        budget = lane.prefill_chunk(draft, seat, budget)
+    if first_target is lane:
+        core.times_passed_over = 0
+    elif first_target is not None and (lane.decode or draft.chunks):
+        core.times_passed_over += 1
+
+
+def _count_hits(core: "SchedulerCore", seat: Seat) -> None:
+    """Note what of a newcomer is computed already, and tell readers once."""
+    request = seat.request
+    core.counters.cache_queries += seat.known
+    core.counters.cache_hits += seat.computed
+    if request.num_cached_tokens < 0:
+        request.num_cached_tokens = min(seat.computed, request.num_prompt_tokens)
+        if request.num_cached_tokens:
+            core.newly_cached.append((request.request_id, request.num_cached_tokens))
+
+
+def _place(
+    core: "SchedulerCore", lane: Lane, budget: int
+) -> tuple[list[tuple[Request, list[CachedBlock]]], Lane | None]:
+    """Waiting requests that go to `lane` now, with their hits, and the lane of the first one that goes anywhere."""
+    placement = Placement(core.lanes.values(), core.config)
+    placed: list[tuple[Request, list[CachedBlock]]] = []
+    first_target: Lane | None = None
+    for request in core.waiting:
+        if not placement.fits_some_lane(request):
+            continue  # waits for a larger worker, in nobody's way
+        impatient = first_target is None and core.times_passed_over >= PATIENCE * len(core.lanes)
+        target = placement.place(request, preferred=lane if impatient else None)
+        if target is None:
+            break
+        first_target = first_target or target
+        if target is lane:
+            hits = placement.hits(request, lane)
+            placed.append((request, hits))
+            budget -= min(budget, request.num_tokens - len(hits) * core.config.block_size)
+            if not budget or not placement.has_row(lane):
+                break
+    return placed, first_target
