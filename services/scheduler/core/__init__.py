@@ -4,6 +4,7 @@ ticks.py        one tick: its inputs in their order, then one plan
 scheduler.py    SchedulerCore: a request's life, one plan per call
 lane.py         one worker incarnation: rows, plans in flight, decode clock
 placement.py    which worker takes a waiting request
+victims.py      who is preempted
 queue.py        the waiting queue and its policy
 blocks.py       KV blocks of one worker, ref-counted; free ones in extents.py
 prefix_cache.py full blocks by what they hold; those that nobody uses in evictable.py

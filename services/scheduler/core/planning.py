@@ -2,8 +2,8 @@
 
 Preemption waits for answers. When the next plan of a worker lacks blocks while another plan is in flight, no plan is
 made: its result may end requests, and blocks of a victim would be quarantined until then anyway. Only with nothing in
-flight is the newest request preempted; so its committed tokens are exact, its blocks are free at once, and the plan
-goes out in the same tick.
+flight is a request preempted (`victims.py` says which); so its committed tokens are exact, its blocks are free at once,
+and the plan goes out in the same tick.
 """
 
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from services.scheduler.core.placement import Placement
 from services.scheduler.core.prefix_cache import CachedBlock
 from services.scheduler.core.request import Request, Signal
 from services.scheduler.core.seats import PlanDraft, Seat
+from services.scheduler.core.victims import choose_victim
 from shared.messages import EventKind, StepPlan, Tick
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def plan_for(core: "SchedulerCore", lane: Lane) -> StepPlan | None:
     if shortage and lane.in_flight:
         return None
     while len(lane.boundary()) > lane.pool.num_available:
-        preempt_newest(core, lane)
+        preempt(core, lane)
     draft = PlanDraft(lane.planned + 1)
     lane.grow(draft)
     budget = core.config.max_num_batched_tokens - lane.decode
@@ -49,12 +50,12 @@ def plan_for(core: "SchedulerCore", lane: Lane) -> StepPlan | None:
     return lane.close(draft, NO_TICK)
 
 
-def preempt_newest(core: "SchedulerCore", lane: Lane) -> None:
-    """Free the blocks of the lane's newest request. Never of its oldest: alone that fits."""
-    seats = sorted(lane.seats.values(), key=_arrival)
-    assert len(seats) > 1 and not lane.in_flight, "the oldest running request lacks blocks"
-    request = seats[-1].request
-    lane.drop(seats[-1])
+def preempt(core: "SchedulerCore", lane: Lane) -> None:
+    """Free the blocks of one request."""
+    assert not lane.in_flight
+    seat = choose_victim(core, lane)
+    request = seat.request
+    lane.drop(seat)
     request.apply(Signal.PREEMPT)
     request.num_preemptions += 1
     core.waiting.push(request)
