@@ -4,6 +4,9 @@ It carries out plans as infra/protocol.md says, on a paged memory that holds tok
 token of a row is a checksum over its whole context, *read through its block table*: one wrong, shared or overwritten
 block changes the text.
 
+Copies move content between that memory and a host memory of the same kind. A block into which nothing was written yet
+cannot be copied, nor can the host be read where the same plan puts something.
+
 It is as asynchronous as a worker on a GPU: plans that lay in its inbox when a row ended have been launched with that
 row, so they still write through its block table (poison, here). A scheduler that hands such blocks out too early
 corrupts somebody's text.
@@ -11,11 +14,11 @@ corrupts somebody's text.
 
 import zlib
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from shared.messages import EndReason, NewRow, StepPlan, StepResult, Submission
+from shared.messages import BlockCopies, CopyKind, EndReason, NewRow, StepPlan, StepResult, Submission
 from shared.packing import NO_TOKEN, pack_int32, unpack_int32
 from shared.sampling import SamplingParams
 
@@ -88,16 +91,29 @@ class ContentWorker:
     """One incarnation. `inbox` holds plans that were sent and not carried out."""
 
     def __init__(
-        self, name: str, incarnation: int, *, num_blocks: int, block_size: int, max_num_seqs: int, max_tokens: int
+        self,
+        name: str,
+        incarnation: int,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_tokens: int,
+        num_cpu_blocks: int = 0,
+        rates: tuple[float, ...] = (),
     ) -> None:
-        """`max_tokens` is the most that one pass may compute."""
+        """`max_tokens` is the most that one pass may compute. `rates` are what it says to have measured."""
         self.name = name
         self.incarnation = incarnation
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
         self.max_tokens = max_tokens
+        self.num_cpu_blocks = num_cpu_blocks
+        self.rates = rates
         self.memory = array("i", [POISON]) * (num_blocks * block_size)
+        self.host = array("i", [POISON]) * (num_cpu_blocks * block_size)
+        self.num_copied: Counter[CopyKind] = Counter()
         self.rows: dict[int, Row] = {}
         self.ended_rows: dict[int, Row] = {}
         self.inbox: deque[StepPlan] = deque()
@@ -116,6 +132,7 @@ class ContentWorker:
             raise ProtocolViolation(f"plan {plan.plan_id} follows {self.last_plan}")
         self.last_plan = plan.plan_id
         left = tuple(row for row in plan.dropped if self._drop(row))
+        self._copy_blocks(plan.copies)
         for new in plan.added:
             self._add(new)
         self._append_blocks(plan)
@@ -128,6 +145,32 @@ class ContentWorker:
         dropped = self.rows.pop(row, None)
         self.ended_rows.pop(row, None)
         return dropped is not None and dropped.has_joined
+
+    def _copy_blocks(self, copies: Sequence[BlockCopies]) -> None:
+        """OUT, then WITHIN, then IN; within a kind the order must not matter."""
+        kinds = [copy.kind for copy in copies]
+        pairs = {copy.kind: _pairs(copy) for copy in copies}
+        put = {destination for _, destination in pairs.get(CopyKind.OUT, ())}
+        if kinds != sorted(pairs) or put & {source for source, _ in pairs.get(CopyKind.IN, ())}:
+            raise ProtocolViolation(f"copies in the order {kinds}, or IN reads what OUT puts")
+        for kind in kinds:
+            self._copy(kind, pairs[kind])
+
+    def _copy(self, kind: CopyKind, pairs: Sequence[tuple[int, int]]) -> None:
+        source_memory = self.host if kind is CopyKind.IN else self.memory
+        target_memory = self.host if kind is CopyKind.OUT else self.memory
+        destinations = {destination for _, destination in pairs}
+        sources = {source for source, _ in pairs}
+        if len(destinations) < len(pairs) or (source_memory is target_memory and sources & destinations):
+            raise ProtocolViolation(f"{kind.name} {pairs}: a block is written twice, or read and written")
+        size = self.block_size
+        for source, destination in pairs:
+            content = source_memory[source * size : (source + 1) * size]
+            in_range = min(source, destination) >= 0 and (destination + 1) * size <= len(target_memory)
+            if not in_range or len(content) < size or content[0] == POISON:
+                raise ProtocolViolation(f"{kind.name} {source} → {destination}: no such block, or nothing is in it")
+            target_memory[destination * size : (destination + 1) * size] = content
+        self.num_copied[kind] += len(pairs)
 
     def _add(self, new: NewRow) -> None:
         if new.row in self.rows or not 0 <= new.row < self.max_num_seqs:
@@ -194,6 +237,10 @@ class ContentWorker:
         """What a block holds now, packed."""
         return pack_int32(self.memory[block_id * self.block_size : (block_id + 1) * self.block_size])
 
+    def host_block(self, block_id: int) -> bytes:
+        """What a block of the host pool holds now, packed."""
+        return pack_int32(self.host[block_id * self.block_size : (block_id + 1) * self.block_size])
+
     def _sample(self, row: Row) -> int:
         checksum = 0
         for index, block_id in enumerate(row.blocks):
@@ -229,6 +276,7 @@ class ContentWorker:
             left=tuple(left),
             ended=tuple(ended),
             roster=tuple(self._roster()) if plan_id % ROSTER_EVERY == 0 else (),
+            rates=self.rates if plan_id % ROSTER_EVERY in (0, 1) else (),
         )
 
     def _leave(self, number: int) -> None:
@@ -239,3 +287,8 @@ class ContentWorker:
 
     def _roster(self) -> Iterator[tuple[int, str, int]]:
         return ((number, row.request_id, row.output_index) for number, row in self.rows.items() if row.has_joined)
+
+
+def _pairs(copy: BlockCopies) -> list[tuple[int, int]]:
+    numbers = unpack_int32(copy.pairs)
+    return list(zip(numbers[::2], numbers[1::2], strict=True))

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
+from services.scheduler.core.copies import PlannedCopies
 from services.scheduler.core.evictable import EvictableBlocks, Eviction
 from services.scheduler.core.extents import NOWHERE, Fit, FreeExtents
 from services.scheduler.core.prefix_cache import CachedBlock, Parent, PrefixCache
@@ -56,6 +57,8 @@ class BlockPool:
         self.free = FreeExtents([(0, num_blocks)] if num_blocks else [], fit)
         self.evictable = EvictableBlocks(eviction)
         self.cache = PrefixCache()
+        self.copies = PlannedCopies()
+        """Of the plan in the making; empty between plans."""
         self.num_evictions = 0
         self.clock = 0
         """Rises with every block that becomes evictable."""

@@ -157,6 +157,7 @@ class Lane:
             added=tuple(draft.added),
             blocks=pack_int32(draft.blocks),
             chunks=tuple(draft.chunks),
+            copies=self.pool.copies.take(),
         )
 
     def _start_decode(self, seat: Seat, plan_id: int) -> None:

@@ -7,7 +7,7 @@ import pytest
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.history import TokenHistory
 from services.scheduler.core.request import Request
-from shared.messages import NewRow, StepPlan, Tick
+from shared.messages import BlockCopies, CopyKind, NewRow, StepPlan, Tick
 from shared.packing import pack_int32, unpack_int32
 from tests.fakes.content_worker import ContentWorker, ProtocolViolation, reference_output
 from tests.fakes.scheduler_world import World, make_submission
@@ -18,7 +18,11 @@ TICK = Tick(1, "0-0", "0-0", 0.0)
 
 
 def make_worker() -> ContentWorker:
-    return ContentWorker("w", 1, num_blocks=12, block_size=4, max_num_seqs=4, max_tokens=64)
+    return ContentWorker("w", 1, num_blocks=12, block_size=4, max_num_seqs=4, max_tokens=64, num_cpu_blocks=3)
+
+
+def copies(kind: CopyKind, *pairs: tuple[int, int]) -> BlockCopies:
+    return BlockCopies(kind, pack_int32([value for pair in pairs for value in pair]))
 
 
 def start(*blocks: int, row: int = 0, request_id: str = "r", prompt: bytes = SUBMISSION.prompt_tokens) -> StepPlan:
@@ -88,6 +92,60 @@ def test_a_row_without_blocks_is_noticed() -> None:
     worker.execute(start(7, 2))
     with pytest.raises(ProtocolViolation, match="has 2 blocks"):
         output_of(worker, 11)
+
+
+def test_a_row_goes_to_the_host_and_back_into_other_blocks() -> None:
+    """It leaves with 8 of 9 tokens computed; while it is away, another row writes where it was."""
+    worker = make_worker()
+    first = unpack_int32(worker.execute(start(7, 2)).tokens)[0]
+    told = [first, *output_of(worker, 3)]
+    out = copies(CopyKind.OUT, (7, 2), (2, 0))
+    other = start(7, 2, row=1, request_id="other", prompt=OTHER.prompt_tokens)
+    worker.execute(
+        StepPlan(5, TICK, dropped=(0,), added=other.added, blocks=other.blocks, chunks=((1, 5),), copies=(out,))
+    )
+    back = NewRow(0, "r", SUBMISSION.prompt_tokens + pack_int32(told), 5, 8, SUBMISSION.params)
+    blocks = pack_int32([0, 9, 0, 4, 0, 5, 0, 6])
+    into = copies(CopyKind.IN, (2, 9), (0, 4))
+    plan = StepPlan(6, TICK, dropped=(1,), added=(back,), blocks=blocks, chunks=((0, 1),), copies=(into,))
+    told.append(unpack_int32(worker.execute(plan).tokens)[0])
+    assert told + output_of(worker, 7) == reference_output(SUBMISSION)[0]
+    assert worker.num_copied == {CopyKind.OUT: 2, CopyKind.IN: 2}
+
+
+def test_a_block_is_copied_before_the_plan_writes_to_it() -> None:
+    """A fork: the second row begins with a copy of the first one's partial block, and both write on."""
+    worker = make_worker()
+    told = [unpack_int32(worker.execute(start(7, 2, 9, 0)).tokens)[0], *output_of(worker, 1)]
+    fork = NewRow(1, "r#1", SUBMISSION.prompt_tokens + pack_int32(told), 5, 6, SUBMISSION.params)
+    within = copies(CopyKind.WITHIN, (2, 3))
+    blocks = pack_int32([1, 7, 1, 3, 1, 4, 1, 5])
+    plan = StepPlan(3, TICK, added=(fork,), blocks=blocks, chunks=((1, 1),), copies=(within,))
+    rows = [list(unpack_int32(worker.execute(plan).tokens))]
+    rows += [list(unpack_int32(worker.execute(StepPlan(4 + index, TICK)).tokens)) for index in range(9)]
+    text = reference_output(SUBMISSION)[0]
+    assert [told + [row[index] for row in rows] for index in (0, 1)] == [text, text]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        (copies(CopyKind.OUT, (7, 3)),),
+        (copies(CopyKind.OUT, (12, 0)),),
+        (copies(CopyKind.OUT, (9, 0)),),
+        (copies(CopyKind.IN, (0, 9)),),
+        (copies(CopyKind.OUT, (7, 0), (2, 0)),),
+        (copies(CopyKind.WITHIN, (7, 2), (2, 9)),),
+        (copies(CopyKind.OUT, (7, 0)), copies(CopyKind.IN, (0, 9))),
+        (copies(CopyKind.WITHIN, (7, 9)), copies(CopyKind.OUT, (2, 0))),
+    ],
+    ids=["no host block", "no block", "empty block", "empty host block", "twice", "chain", "out and in", "order"],
+)
+def test_a_copy_that_cannot_be_meant_is_noticed(wrong: tuple[BlockCopies, ...]) -> None:
+    worker = make_worker()
+    worker.execute(start(7, 2, 9))
+    with pytest.raises(ProtocolViolation):
+        worker.execute(StepPlan(2, TICK, copies=wrong))
 
 
 def _play_full_pool() -> None:
