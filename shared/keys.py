@@ -57,7 +57,7 @@ class Keys:
         return self.lease("leader")
 
     def request(self, request_id: str) -> str:
-        """Hash: `submission`, `output`, `log_id`, `seat`, `final`."""
+        """Hash: `submission`, `output`, `logprobs`, `log_id`, `seat`, `final`."""
         return self._key("request", request_id)
 
     @property

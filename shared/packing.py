@@ -1,4 +1,4 @@
-"""Token ids on the wire: one little-endian int32 each, concatenated."""
+"""Columns on the wire: token ids as little-endian int32, log-probabilities as float32, concatenated."""
 
 import sys
 from array import array
@@ -28,6 +28,28 @@ def unpack_int32(data: bytes) -> "array[int]":
         ValueError: the length of `data` is no multiple of 4.
     """
     values = array("i")
+    values.frombytes(data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def pack_float32(values: Iterable[float]) -> bytes:
+    """Pack `values` as little-endian float32."""
+    packed = values if isinstance(values, array) and values.typecode == "f" else array("f", values)
+    if sys.byteorder == "big":
+        packed = array("f", packed)
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_float32(data: bytes) -> "array[float]":
+    """The inverse of `pack_float32`.
+
+    Raises:
+        ValueError: the length of `data` is no multiple of 4.
+    """
+    values = array("f")
     values.frombytes(data)
     if sys.byteorder == "big":
         values.byteswap()

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
@@ -11,7 +11,7 @@ import redis
 from shared.errors import ProtocolError
 from shared.keys import Keys
 from shared.messages import Decoder, Final, Submission, encode
-from shared.packing import unpack_int32
+from shared.packing import unpack_float32, unpack_int32
 from shared.streams import START
 
 LIVE_TTL_S = 86_400
@@ -40,6 +40,8 @@ class RequestRecord:
     final: Final | None
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache held when the request was first admitted, as far as `log_id` tells."""
+    logprobs: "array[float]" = field(default_factory=lambda: array("f"))
+    """Log-probability of each token of `output`, if `params.with_logprobs`; else empty."""
 
 
 def choice_id(request_id: str, choice: int) -> str:
@@ -47,19 +49,23 @@ def choice_id(request_id: str, choice: int) -> str:
     return f"{request_id}#{choice}" if choice else request_id
 
 
-def fold_fields(output: bytes, log_id: str, seat: Seat | None, num_cached_tokens: int = 0) -> dict[str, bytes]:
-    """Fields that bring a live record up to `log_id`."""
+def fold_fields(
+    output: bytes, log_id: str, seat: Seat | None, num_cached_tokens: int = 0, logprobs: bytes = b""
+) -> dict[str, bytes]:
+    """Fields that bring a live record up to `log_id`. `logprobs`: packed float32, one per output token, or none."""
     return {
         "output": output,
         "log_id": log_id.encode(),
         "seat": msgspec.msgpack.encode(seat),
         "cached": str(num_cached_tokens).encode(),
+        **({"logprobs": logprobs} if logprobs else {}),
     }
 
 
-def final_fields(output: bytes, log_id: str, final: Final) -> dict[str, bytes]:
-    """Fields that end a record."""
-    return {"output": output, "log_id": log_id.encode(), "seat": msgspec.msgpack.encode(None), "final": encode(final)}
+def final_fields(output: bytes, log_id: str, final: Final, logprobs: bytes = b"") -> dict[str, bytes]:
+    """Fields that end a record; `logprobs` as in `fold_fields`."""
+    ended = {"output": output, "log_id": log_id.encode(), "seat": msgspec.msgpack.encode(None), "final": encode(final)}
+    return ended | ({"logprobs": logprobs} if logprobs else {})
 
 
 def parse_record(raw: dict[bytes, bytes]) -> RequestRecord | None:
@@ -77,6 +83,7 @@ def parse_record(raw: dict[bytes, bytes]) -> RequestRecord | None:
             seat=seat,
             final=final,
             num_cached_tokens=int(raw.get(b"cached", b"0")) if final is None else final.num_cached_tokens,
+            logprobs=unpack_float32(raw.get(b"logprobs", b"")),
         )
     except (ProtocolError, msgspec.MsgspecError, ValueError):
         return None

@@ -33,7 +33,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     length_penalty: float = 1.0
     """Exponent of the length by which a beam's summed log-probability is divided."""
     num_hypotheses: int = 1
-    """Results of a beam search."""
+    """Results of a beam search; of a candidate (`with_logprobs`): how many of its group the client gets."""
 
     @property
     def is_greedy(self) -> bool:

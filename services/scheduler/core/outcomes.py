@@ -26,6 +26,8 @@ class Finished:
     request_id: str
     final: Final
     output: bytes
+    logprobs: bytes = b""
+    """Packed float32, one per token of `output`, if `params.with_logprobs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class LiveOutput:
     output: bytes
     seat: tuple[str, int, int] | None
     num_cached_tokens: int
+    logprobs: bytes = b""
+    """As in `Finished`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ def tick_operations(keys: Keys, tick: Tick, outcome: TickOutcome, *, record_ttl_
         entry = TickEntry(tick=tick if planned is None else None, events=outcome.events, cached=outcome.cached)
         operations.append(XAdd(keys.steps, encode(entry)))
     for ended in outcome.finished:
-        fields = final_fields(ended.output, tick.log_id, ended.final)
+        fields = final_fields(ended.output, tick.log_id, ended.final, ended.logprobs)
         operations.append(SetFields(keys.request(ended.request_id), fields, record_ttl_s))
     return operations
 
