@@ -63,6 +63,7 @@ class ParamSpec:
 
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1
+MAX_PRIORITY = 1000
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 128
@@ -111,6 +112,14 @@ NUMERIC_PARAMS: tuple[ParamSpec, ...] = (
     ),
     ParamSpec(
         "seed", int, None, 0, MAX_SEED, "Draws depend on (seed, choice, output index) only; absent picks one at random."
+    ),
+    ParamSpec(
+        "priority",
+        int,
+        0,
+        -MAX_PRIORITY,
+        MAX_PRIORITY,
+        "Smaller is sooner, if the pool's policy is `priority`; other policies take no notice.",
     ),
     ParamSpec("n", int, 1, 1, 1, "Choices per prompt; more than one is not supported yet."),
     ParamSpec("best_of", int, 1, 1, 1, "Candidates per prompt; more than one is not supported yet."),

@@ -80,6 +80,8 @@ def gateway_spec(settings: Settings, environment: Mapping[str, str], port: int) 
         "PAGEWIRE_PORT": str(port),
         "PAGEWIRE_CORS_ORIGINS": ",".join(settings.cors_origin or ()),
     }
+    if settings.tenant_header is not None:
+        own["PAGEWIRE_TENANT_HEADER"] = settings.tenant_header
     grace = {"PAGEWIRE_SHUTDOWN_GRACE_S": str(SHUTDOWN_GRACE_S), **_picked(environment, "PAGEWIRE_SHUTDOWN_GRACE_S")}
     return ChildSpec(
         "gateway",

@@ -80,6 +80,10 @@ StateDirectory = Annotated[
 ]
 LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default="info")]
 CorsOrigin = Annotated[list[str] | None, typer.Option(help="Origin that browsers may call from; repeat for more.")]
+TenantHeader = Annotated[
+    str | None,
+    typer.Option(help="Header in which a trusted proxy names a request's tenant.", show_default="none"),
+]
 Verbose = Annotated[bool | None, typer.Option("--verbose", "-v", help="Show what the processes log.")]
 Url = Annotated[str | None, typer.Option(help="Server.", show_default="the one that runs here")]
 ApiKey = Annotated[str, typer.Option(envvar="PAGEWIRE_API_KEY", help="Sent as a bearer token.")]
@@ -135,6 +139,7 @@ def up(
     state_dir: StateDirectory = None,
     log_level: LogLevel = None,
     cors_origin: CorsOrigin = None,
+    tenant_header: TenantHeader = None,
     verbose: Verbose = None,
 ) -> None:
     """Serve a model: starts and supervises Redis, scheduler, workers and gateway."""
@@ -181,6 +186,7 @@ def serve(
     state_dir: StateDirectory = None,
     log_level: LogLevel = None,
     cors_origin: CorsOrigin = None,
+    tenant_header: TenantHeader = None,
 ) -> None:
     """Run one service in the foreground. Without a Redis URL it joins the `pagewire up` that runs here."""
     settings = _settings(dict(locals()), "service", "name", "index")

@@ -50,6 +50,7 @@ class Settings(BaseSettings):
     fit: Literal["first", "best", "worst"] | None = None
     device: str | None = None
     cors_origin: list[str] | None = None
+    tenant_header: str | None = Field(None, pattern=r"^[A-Za-z0-9-]*$")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     verbose: bool = False
     start_timeout_s: float = Field(900.0, gt=0)

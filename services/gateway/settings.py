@@ -31,6 +31,9 @@ class Settings(BaseSettings):
     instance: str = ""
     """Unique per process start; drawn if empty."""
     cors_origins: Names = ()
+    tenant_header: str = Field("", pattern=r"^[A-Za-z0-9-]*$")
+    """Header in which a trusted proxy names the tenant of a request, replacing what the client sent; empty: none does.
+    Tenants share no cached prompts, and the policy `fair` divides the pool among them."""
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024)
     metrics_prefix: str = Field("pagewire:", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")
     record_ttl_s: int = Field(LIVE_TTL_S, ge=60)

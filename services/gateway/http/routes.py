@@ -14,6 +14,7 @@ from starlette.responses import Response
 from services.gateway.http.body import parse_json, read_body
 from services.gateway.http.responses import GenerationResponse, StreamOptions, StreamResponse, WholeResponse
 from services.gateway.http.shapes import ChatShape, CompletionShape, Shape
+from services.gateway.http.tenants import tenant_of
 from services.gateway.requests import bodies
 from services.gateway.requests.bodies import ChatBody, CompletionBody
 from services.gateway.requests.submissions import build_submissions
@@ -71,12 +72,13 @@ async def _serve(request: Request, kind: type[Body], request_id: str) -> Generat
     started_at, created = time.monotonic(), time.time()
     request.scope["state"]["request_id"] = request_id
     gateway: GatewayState = request.state.gateway
+    tenant = tenant_of(request.headers, gateway.settings.tenant_header)
     data = await read_body(request.receive, request.headers, gateway.settings.max_body_bytes)
     limits = gateway.admit()
     span = gateway.tracing.start_request(request.url.path, request_id, request.headers)
     try:
         body, submissions = await gateway.in_text_pool(
-            _prepare, gateway, kind, data, limits, request_id, created, traceparent(span)
+            _prepare, gateway, kind, data, limits, request_id, created, tenant, traceparent(span)
         )
     except BaseException:
         span.end()
@@ -92,6 +94,7 @@ def _prepare(
     limits: Limits,
     request_id: str,
     created: float,
+    tenant: str,
     trace: str,
 ) -> tuple[Body, list[Submission]]:
     """Bytes to checked submissions: parse, validate, render, tokenize. Runs in the text threads."""
@@ -104,6 +107,7 @@ def _prepare(
         created=created,
         model=_served_name(gateway, body.model),
         rng=_seeds,
+        tenant=tenant,
         traceparent=trace,
     )
 

@@ -65,6 +65,7 @@ class GenerationBody(BaseModel):
     repetition_penalty: float | None = None
     seed: int | None = None
     n: int | None = None
+    priority: int | None = None
     logit_bias: LogitBias = ()
     stop: StopStrings = ()
     stop_token_ids: StopTokenIds = ()

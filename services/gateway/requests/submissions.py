@@ -67,6 +67,7 @@ def build_submissions(
             prompt_tokens=pack_int32(tokens),
             params=_sampling_params(body, max_tokens, rng),
             stop=body.stop,
+            priority=body.number("priority"),
             tenant=tenant,
             traceparent=traceparent,
             cache_salt=body.cache_salt or "",

@@ -23,7 +23,6 @@ COMMON: Neutral = {
     "kv_transfer_params": (),
     "length_penalty": (1.0,),
     "logits_processors": ([],),
-    "priority": (0,),
     "prompt_logprobs": (),
     "response_format": ({"type": "text"},),
     "return_token_ids": (False,),

@@ -66,12 +66,15 @@ def test_scheduler_and_worker_agree_on_what_was_not_given(model: Path, monkeypat
 
 
 def test_the_gateway_understands_its_environment(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = load_settings({"cors_origin": ["http://a", "http://b"], "port": 8123, "max_model_len": 512})
+    settings = load_settings(
+        {"cors_origin": ["http://a", "http://b"], "port": 8123, "max_model_len": 512, "tenant_header": "X-T"}
+    )
     base = environment(settings, model)
     spec = composition.gateway_spec(settings, base, 8123)
     gateway = load(GatewaySettings, spec.environment, monkeypatch)
     assert gateway.model_names == ("tiny",)
     assert gateway.cors_origins == ("http://a", "http://b")
+    assert gateway.tenant_header == "X-T"
     assert (gateway.port, gateway.model, gateway.max_model_len) == (8123, model, 512)
     assert gateway.shutdown_grace_s < spec.stop_timeout_s
 

@@ -211,7 +211,6 @@ def test_fields_together(make: Any) -> None:
         ("response_format", {"type": "text"}, {"type": "json_object"}),
         ("skip_special_tokens", True, False),
         ("include_stop_str_in_output", False, True),
-        ("priority", 0, 1),
         ("prompt_logprobs", None, 5),
         ("guided_regex", None, "(a+)+$"),
         ("structured_outputs", None, {"json": {"type": "nonsense"}}),
