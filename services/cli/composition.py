@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from services.cli.redis_server import OwnRedis
-from services.cli.settings import Settings
+from services.cli.settings import Settings, extra_of
 from services.cli.supervisor import ChildSpec
 from shared.errors import ConfigError
 
@@ -29,25 +29,14 @@ def shared_environment(
     settings: Settings, base: Mapping[str, str], *, redis_url: str, model: Path, served_name: str
 ) -> dict[str, str]:
     """`base` with every option that was given. An option that was not given is left to the service's default."""
+    forwarded = {name.upper(): getattr(settings, name) for name in Settings.model_fields if extra_of(name)["forward"]}
     options = {
+        **forwarded,
         "REDIS_URL": redis_url,
-        "POOL": settings.pool,
         "HOME": settings.home.expanduser(),
         "MODEL": model,
         "SERVED_MODEL_NAME": served_name,
-        "BLOCK_SIZE": settings.block_size,
-        "NUM_BLOCKS": settings.num_blocks,
-        "MAX_NUM_SEQS": settings.max_num_seqs,
-        "MAX_NUM_BATCHED_TOKENS": settings.max_num_batched_tokens,
         "MAX_MODEL_LEN": settings.max_model_len or context_length(model),
-        "DTYPE": settings.dtype,
-        "PLAN_AHEAD": settings.plan_ahead,
-        "ENABLE_PREFIX_CACHING": settings.enable_prefix_caching,
-        "EVICTION": settings.eviction,
-        "RECLAIM": settings.reclaim,
-        "FIT": settings.fit,
-        "DEVICE": settings.device,
-        "LOG_LEVEL": settings.log_level,
     }
     given = {f"PAGEWIRE_{name}": str(value) for name, value in options.items() if value is not None}
     return {**base, "PYTHONUNBUFFERED": "1", **given}
@@ -80,8 +69,6 @@ def gateway_spec(settings: Settings, environment: Mapping[str, str], port: int) 
         "PAGEWIRE_PORT": str(port),
         "PAGEWIRE_CORS_ORIGINS": ",".join(settings.cors_origin or ()),
     }
-    if settings.tenant_header is not None:
-        own["PAGEWIRE_TENANT_HEADER"] = settings.tenant_header
     grace = {"PAGEWIRE_SHUTDOWN_GRACE_S": str(SHUTDOWN_GRACE_S), **_picked(environment, "PAGEWIRE_SHUTDOWN_GRACE_S")}
     return ChildSpec(
         "gateway",

@@ -10,7 +10,8 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
-from services.cli.settings import Settings, load_settings
+from services.cli.options import takes_settings
+from services.cli.settings import load_settings
 from shared.errors import PagewireError
 
 app = typer.Typer(
@@ -25,64 +26,11 @@ R = TypeVar("R")
 
 Config = Annotated[Path | None, typer.Option(help="TOML or YAML file with the same options; flags win.")]
 Home = Annotated[Path | None, typer.Option(help="Model cache (PAGEWIRE_HOME).", show_default="~/.cache/pagewire")]
-Host = Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")]
-Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.", show_default="8000")]
-Model = Annotated[
-    str | None,
-    typer.Option(help="Folder with safetensors, .gguf file or hub name.", show_default="smollm2-135m-instruct"),
-]
-ServedModelName = Annotated[
-    str | None, typer.Option(help="What clients call the model.", show_default="from its folder or file")
-]
-Workers = Annotated[
-    int | None, typer.Option(help="Workers on this machine; cores or GPUs are divided among them.", show_default="1")
-]
-RedisUrl = Annotated[str | None, typer.Option(help="Redis >= 6.2 (REDIS_URL).", show_default="one of its own")]
-JoinedRedisUrl = Annotated[
-    str | None, typer.Option(help="Redis >= 6.2 (REDIS_URL).", show_default="that of the `pagewire up` here")
-]
-Pool = Annotated[
-    str | None, typer.Option(help="Pool name: one model, one scheduler leader, its workers.", show_default="default")
-]
-BlockSize = Annotated[int | None, typer.Option(help="Tokens per KV block.", show_default="16")]
-NumBlocks = Annotated[int | None, typer.Option(help="KV blocks per worker.", show_default="from memory")]
-MaxNumSeqs = Annotated[int | None, typer.Option(help="Most requests that a worker runs at once.", show_default="64")]
-MaxNumBatchedTokens = Annotated[int | None, typer.Option(help="Token budget of one step.", show_default="512")]
-MaxModelLen = Annotated[
-    int | None, typer.Option(help="Longest prompt plus output, in tokens.", show_default="the model's")
-]
-Dtype = Annotated[
-    str | None,
-    typer.Option(help="float32, bfloat16, float16, or auto: as the hardware computes best.", show_default="auto"),
-]
-PlanAhead = Annotated[int | None, typer.Option(help="Plans in flight per worker: 1 or 2.", show_default="2")]
-EnablePrefixCaching = Annotated[
-    bool | None,
-    typer.Option(
-        "--enable-prefix-caching/--no-enable-prefix-caching", help="Share the KV of common prefixes.", show_default="on"
-    ),
-]
-Eviction = Annotated[
-    str | None, typer.Option(help="Which cached KV block goes first: lru, lfu or fifo.", show_default="lru")
-]
-Reclaim = Annotated[
-    str | None, typer.Option(help="Unused KV blocks stay cached (lazy) or not (immediate).", show_default="lazy")
-]
-Fit = Annotated[
-    str | None, typer.Option(help="Which run of free KV blocks is taken: first, best or worst.", show_default="first")
-]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto")]
 StateDirectory = Annotated[
     Path | None,
     typer.Option(
         "--state-dir", help="State, logs, own Redis (PAGEWIRE_STATE).", show_default="~/.local/state/pagewire"
     ),
-]
-LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default="info")]
-CorsOrigin = Annotated[list[str] | None, typer.Option(help="Origin that browsers may call from; repeat for more.")]
-TenantHeader = Annotated[
-    str | None,
-    typer.Option(help="Header in which a trusted proxy names a request's tenant.", show_default="none"),
 ]
 Verbose = Annotated[bool | None, typer.Option("--verbose", "-v", help="Show what the processes log.")]
 Url = Annotated[str | None, typer.Option(help="Server.", show_default="the one that runs here")]
@@ -105,45 +53,12 @@ def reports_errors(function: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
-def _settings(options: dict[str, Any], *own: str) -> Settings:
-    """Settings from a command's parameters, without those that are the command's `own`."""
-    config = options.get("config")
-    flags = {name: value for name, value in options.items() if name not in {"config", *own}}
-    return load_settings(flags, config)
-
-
 @app.command()
 @reports_errors
-def up(
-    config: Config = None,
-    host: Host = None,
-    port: Port = None,
-    model: Model = None,
-    served_model_name: ServedModelName = None,
-    workers: Workers = None,
-    redis_url: RedisUrl = None,
-    pool: Pool = None,
-    block_size: BlockSize = None,
-    num_blocks: NumBlocks = None,
-    max_num_seqs: MaxNumSeqs = None,
-    max_num_batched_tokens: MaxNumBatchedTokens = None,
-    max_model_len: MaxModelLen = None,
-    dtype: Dtype = None,
-    plan_ahead: PlanAhead = None,
-    enable_prefix_caching: EnablePrefixCaching = None,
-    eviction: Eviction = None,
-    reclaim: Reclaim = None,
-    fit: Fit = None,
-    device: Device = None,
-    home: Home = None,
-    state_dir: StateDirectory = None,
-    log_level: LogLevel = None,
-    cors_origin: CorsOrigin = None,
-    tenant_header: TenantHeader = None,
-    verbose: Verbose = None,
-) -> None:
+@takes_settings
+def up(config: Config = None, verbose: Verbose = None, **options: Any) -> None:
     """Serve a model: starts and supervises Redis, scheduler, workers and gateway."""
-    settings = _settings(dict(locals()))
+    settings = load_settings({**options, "verbose": verbose}, config)
     from services.cli.supervisor import ChildFailed
     from services.cli.up import explain
     from services.cli.up import up as run
@@ -158,38 +73,16 @@ def up(
 
 @app.command()
 @reports_errors
+@takes_settings
 def serve(
     service: Annotated[str, typer.Argument(help="gateway, scheduler or worker")],
     config: Config = None,
     name: Annotated[str | None, typer.Option(help="Stable name of this seat, e.g. worker-1.")] = None,
     index: Annotated[int, typer.Option(min=0, help="Place of a worker among --workers on this machine.")] = 0,
-    host: Host = None,
-    port: Port = None,
-    model: Model = None,
-    served_model_name: ServedModelName = None,
-    workers: Workers = None,
-    redis_url: JoinedRedisUrl = None,
-    pool: Pool = None,
-    block_size: BlockSize = None,
-    num_blocks: NumBlocks = None,
-    max_num_seqs: MaxNumSeqs = None,
-    max_num_batched_tokens: MaxNumBatchedTokens = None,
-    max_model_len: MaxModelLen = None,
-    dtype: Dtype = None,
-    plan_ahead: PlanAhead = None,
-    enable_prefix_caching: EnablePrefixCaching = None,
-    eviction: Eviction = None,
-    reclaim: Reclaim = None,
-    fit: Fit = None,
-    device: Device = None,
-    home: Home = None,
-    state_dir: StateDirectory = None,
-    log_level: LogLevel = None,
-    cors_origin: CorsOrigin = None,
-    tenant_header: TenantHeader = None,
+    **options: Any,
 ) -> None:
     """Run one service in the foreground. Without a Redis URL it joins the `pagewire up` that runs here."""
-    settings = _settings(dict(locals()), "service", "name", "index")
+    settings = load_settings(options, config)
     from services.cli.serve import serve as run
 
     run(settings, service, name=name, index=index)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, JsonValue, ValidationError
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -19,42 +19,84 @@ from shared.errors import ConfigError
 from shared.model_store import DEFAULT_HOME, DEFAULT_MODEL
 
 
+def option(
+    default: Any, text: str, *, shown: str | None = None, forward: bool = False, flag: bool | None = True, **limits: Any
+) -> Any:
+    """A field of `Settings`. `shown` is the default as people read it, `forward` hands the value to every service under
+    the same name, and without `flag` no command takes it by itself."""
+    extra: dict[str, JsonValue] = {"shown": shown or str(default), "forward": forward, "flag": bool(flag)}
+    return Field(default, description=text, json_schema_extra=extra, **limits)
+
+
+def extra_of(name: str) -> dict[str, Any]:
+    """What `option` was told of a field beyond its type and limits."""
+    extra = Settings.model_fields[name].json_schema_extra
+    assert isinstance(extra, dict)
+    return extra
+
+
 class Settings(BaseSettings):
     """Options of `pagewire`. The names are those of the flags, of the config file and (in capitals, after PAGEWIRE_) of
-    the environment. None means: not given, the service's own default holds, unless said otherwise."""
+    the environment. None means: not given, the service's own default holds, unless said otherwise.
+
+    A field added here is a flag of `up` and `serve`, and with `forward` the variable that the services read."""
 
     model_config = SettingsConfigDict(env_prefix="PAGEWIRE_", extra="ignore", protected_namespaces=())
 
-    home: Path = DEFAULT_HOME
-    """Model cache."""
-    state_dir: Path = Path("~/.local/state/pagewire")
-    host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
-    model: str = DEFAULT_MODEL
-    served_model_name: str | None = None
-    workers: int = Field(1, ge=1, le=256)
-    redis_url: str | None = None
-    pool: str = "default"
+    home: Path = option(DEFAULT_HOME, "Model cache (PAGEWIRE_HOME).", shown="~/.cache/pagewire")
+    state_dir: Path = option(
+        Path("~/.local/state/pagewire"), "State, logs, own Redis (PAGEWIRE_STATE).", shown="~/.local/state/pagewire"
+    )
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "Port to listen on; 0 picks a free one.", ge=0, le=65535)
+    model: str = option(DEFAULT_MODEL, "Folder with safetensors, .gguf file or hub name.")
+    served_model_name: str | None = option(None, "What clients call the model.", shown="from its folder or file")
+    workers: int = option(1, "Workers on this machine; cores or GPUs are divided among them.", ge=1, le=256)
+    redis_url: str | None = option(
+        None, "Redis >= 6.2 (REDIS_URL).", shown="its own, or that of the `pagewire up` here"
+    )
+    pool: str = option("default", "Pool name: one model, one scheduler leader, its workers.", forward=True)
     # Scheduler and workers must agree on these four: so they have a value here.
-    block_size: int = Field(16, ge=1, le=1024)
-    max_num_seqs: int = Field(64, ge=1, le=4096)
-    max_num_batched_tokens: int = Field(512, ge=1)
-    max_model_len: int | None = Field(None, ge=2)
-    """None: what the model's configuration says."""
-    num_blocks: int | None = Field(None, ge=1)
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
-    plan_ahead: int | None = Field(None, ge=1, le=2)
-    enable_prefix_caching: bool | None = None
-    eviction: Literal["lru", "lfu", "fifo"] | None = None
-    reclaim: Literal["lazy", "immediate"] | None = None
-    fit: Literal["first", "best", "worst"] | None = None
-    device: str | None = None
-    cors_origin: list[str] | None = None
-    tenant_header: str | None = Field(None, pattern=r"^[A-Za-z0-9-]*$")
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    verbose: bool = False
-    start_timeout_s: float = Field(900.0, gt=0)
-    """Longest wait for the stack to become ready."""
+    block_size: int = option(16, "Tokens per KV block.", forward=True, ge=1, le=1024)
+    max_num_seqs: int = option(64, "Most requests that a worker runs at once.", forward=True, ge=1, le=4096)
+    max_num_batched_tokens: int = option(512, "Token budget of one step.", forward=True, ge=1)
+    max_model_len: int | None = option(None, "Longest prompt plus output, in tokens.", shown="the model's", ge=2)
+    num_blocks: int | None = option(None, "KV blocks per worker.", shown="from memory", forward=True, ge=1)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = option(
+        None, "float32, bfloat16, float16, or auto: as the hardware computes best.", shown="auto", forward=True
+    )
+    plan_ahead: int | None = option(None, "Plans in flight per worker: 1 or 2.", shown="2", forward=True, ge=1, le=2)
+    itl_target_s: float | None = option(
+        None,
+        "Prefill beside running streams makes no step longer than this (seconds).",
+        shown="0: off",
+        forward=True,
+        ge=0,
+    )
+    enable_prefix_caching: bool | None = option(None, "Share the KV of common prefixes.", shown="on", forward=True)
+    eviction: Literal["lru", "lfu", "fifo"] | None = option(
+        None, "Which cached KV block goes first: lru, lfu or fifo.", shown="lru", forward=True
+    )
+    reclaim: Literal["lazy", "immediate"] | None = option(
+        None, "Unused KV blocks stay cached (lazy) or not (immediate).", shown="lazy", forward=True
+    )
+    fit: Literal["first", "best", "worst"] | None = option(
+        None, "Which run of free KV blocks is taken: first, best or worst.", shown="first", forward=True
+    )
+    device: str | None = option(None, "auto, cpu, cuda or cuda:N.", shown="auto", forward=True)
+    cors_origin: list[str] | None = option(None, "Origin that browsers may call from; repeat for more.", shown="none")
+    tenant_header: str | None = option(
+        None,
+        "Header in which a trusted proxy names a request's tenant.",
+        shown="none",
+        forward=True,
+        pattern=r"^[A-Za-z0-9-]*$",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = option(
+        "info", "debug, info, warning or error.", forward=True
+    )
+    verbose: bool = option(False, "Show what the processes log.", flag=None)
+    start_timeout_s: float = option(900.0, "Longest wait for the stack to become ready.", flag=None, gt=0)
 
 
 def load_settings(flags: Mapping[str, Any], config: Path | None = None) -> Settings:

@@ -28,6 +28,9 @@ class Settings(BaseSettings):
     plan_ahead: int = Field(2, ge=1, le=2)
     """Plans in flight per worker."""
 
+    # Fields that `SchedulerConfig` has too are handed to it under the same name.
+    itl_target_s: float = Field(0.0, ge=0)
+    """Prefill beside decode rows makes no step longer than this, in seconds; 0: no bound."""
     enable_prefix_caching: bool = True
     """Requests that begin alike share the KV of what they have in common, also after the first one ended."""
     eviction: Eviction = Eviction.LRU

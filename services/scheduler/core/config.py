@@ -1,6 +1,7 @@
 """What the core can be told from outside."""
 
 from dataclasses import dataclass
+from math import isfinite
 
 from services.scheduler.core.blocks import BlockPool, Reclaim
 from services.scheduler.core.evictable import Eviction
@@ -28,6 +29,8 @@ class SchedulerConfig:
     """Plans in flight per worker. With 2 the next plan lies at the worker when a step ends."""
     admission_room: int = 4
     """Tokens per running row that find a block even after an admission, so that a newcomer is not preempted at once."""
+    itl_target_s: float = 0.0
+    """Most seconds that a step takes by prefill beside decode rows, by the worker's own rates; 0: no bound."""
     enable_prefix_caching: bool = True
     """Full blocks stay findable, so that a request that begins alike does not compute them again."""
     eviction: Eviction = Eviction.LRU
@@ -45,6 +48,8 @@ class SchedulerConfig:
             raise ConfigError(f"plan_ahead must be 1 or 2, not {self.plan_ahead}")
         if self.admission_room < 0:
             raise ConfigError(f"admission_room must not be negative, but is {self.admission_room}")
+        if not (isfinite(self.itl_target_s) and self.itl_target_s >= 0):
+            raise ConfigError(f"itl_target_s must be 0 or a time in seconds, not {self.itl_target_s}")
 
     @property
     def max_rows(self) -> int:

@@ -24,6 +24,7 @@ from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.extents import NOWHERE
 from services.scheduler.core.history import MAX_STEPS, TokenHistory
 from services.scheduler.core.prefix_cache import CachedBlock
+from services.scheduler.core.rates import Rates, newest_rates
 from services.scheduler.core.request import Request
 from services.scheduler.core.seats import Ending, Ghost, InFlight, PlanDraft, Seat
 from shared.messages import EndReason, NewRow, StepPlan, StepResult, Tick
@@ -57,6 +58,7 @@ class Lane:
         self.calendar: dict[int, dict[int, Seat]] = {}
         self.ghosts: dict[int, Ghost] = {}
         self.history = TokenHistory(config.max_num_seqs, base=1)
+        self.rates = Rates()
 
     # ------------------------------------------------------------ what it can take
 
@@ -212,6 +214,7 @@ class Lane:
         plan = self.in_flight.popleft()
         self.answered = result.step_id
         self.history.append(result.tokens)
+        self.rates = newest_rates(self.rates, result.rates)
         endings = [ending for row, reason in result.ended if (ending := self._end(result, row, EndReason(reason)))]
         self._settle()
         if self.config.enable_prefix_caching:

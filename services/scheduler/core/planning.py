@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.placement import Placement
 from services.scheduler.core.prefix_cache import CachedBlock
+from services.scheduler.core.rates import prefill_tokens_within
 from services.scheduler.core.request import Request, Signal
 from services.scheduler.core.seats import PlanDraft, Seat
 from services.scheduler.core.victims import choose_victim
@@ -38,7 +39,7 @@ def plan_for(core: "SchedulerCore", lane: Lane) -> StepPlan | None:
         preempt(core, lane)
     draft = PlanDraft(lane.planned + 1)
     lane.grow(draft)
-    budget = core.config.max_num_batched_tokens - lane.decode
+    budget = _prefill_budget(core, lane)
     for seat in sorted(lane.prefill.values(), key=_arrival):
         if budget:
             budget = lane.prefill_chunk(draft, seat, budget)
@@ -48,6 +49,14 @@ def plan_for(core: "SchedulerCore", lane: Lane) -> StepPlan | None:
         return None
     core.counters.plans += 1
     return lane.close(draft, NO_TICK)
+
+
+def _prefill_budget(core: "SchedulerCore", lane: Lane) -> int:
+    """Tokens that the lane's next plan may prefill. However slow its decode is, a block's worth: prompts must go on."""
+    config = core.config
+    room = config.max_num_batched_tokens - lane.decode
+    bound = prefill_tokens_within(config.itl_target_s, lane.decode, lane.rates)
+    return room if bound is None else min(room, max(config.block_size, bound))
 
 
 def preempt(core: "SchedulerCore", lane: Lane) -> None:

@@ -13,6 +13,7 @@ from services.scheduler.core.history import TokenHistory
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.prefix_cache import Parent
 from services.scheduler.core.queue import Policy
+from services.scheduler.core.rates import Rates
 from services.scheduler.core.request import Request, RequestState
 from services.scheduler.core.saved_pool import SavedPool, restore_pool, save_pool
 from services.scheduler.core.scheduler import Counters, KnownWorker, SchedulerCore
@@ -21,7 +22,7 @@ from shared.errors import PagewireError
 from shared.messages import FinishReason, Submission
 from shared.packing import pack_int32, unpack_int32
 
-FORMAT = 2
+FORMAT = 3
 """Rises with every change of the structs below or of what the core makes of them."""
 
 
@@ -69,11 +70,12 @@ class _SavedLane(_Struct, frozen=True):
     ghosts: list[tuple[int, int, int, int]]
     """(row, first, last, dropped)"""
     pool: SavedPool
+    rates: tuple[float, ...]
 
 
 class _Snapshot(_Struct, frozen=True):
     format: int
-    config: dict[str, bool | int | str]
+    config: dict[str, bool | int | float | str]
     policy: str
     requests: list[_SavedRequest]
     """Live ones, in the order of `SchedulerCore.requests`."""
@@ -161,7 +163,7 @@ def _decode(data: bytes) -> _Snapshot:
     return saved
 
 
-def _config_dict(config: SchedulerConfig) -> dict[str, bool | int | str]:
+def _config_dict(config: SchedulerConfig) -> dict[str, bool | int | float | str]:
     return {name: getattr(config, name) for name in config.__slots__}
 
 
@@ -206,6 +208,7 @@ def _save_lane(lane: Lane) -> _SavedLane:
         seats=[_save_seat(seat) for seat in lane.seats.values()],
         ghosts=[(ghost.row, ghost.first, ghost.last, ghost.dropped) for ghost in lane.ghosts.values()],
         pool=save_pool(lane.pool),
+        rates=tuple(lane.rates),
     )
 
 
@@ -230,6 +233,7 @@ def _restore_lane(saved: _SavedLane, core: SchedulerCore) -> Lane:
     lane.planned, lane.answered = saved.planned, saved.answered
     lane.in_flight.extend(InFlight(*plan) for plan in saved.in_flight)
     lane.history = TokenHistory(core.config.max_num_seqs, base=saved.answered + 1)
+    lane.rates = Rates(*saved.rates)
     ghosts = [Ghost(row, first, last, dropped) for row, first, last, dropped in saved.ghosts]
     lane.restore_rows([_restore_seat(seat, lane, core) for seat in saved.seats], ghosts)
     return lane

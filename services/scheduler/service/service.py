@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from services.scheduler.core.config import SchedulerConfig
@@ -189,18 +189,9 @@ class SchedulerService:
             return None
 
     def _config(self, max_model_len: int) -> SchedulerConfig:
-        settings = self._settings
-        return SchedulerConfig(
-            max_model_len=max_model_len,
-            block_size=settings.block_size,
-            max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
-            plan_ahead=settings.plan_ahead,
-            enable_prefix_caching=settings.enable_prefix_caching,
-            eviction=settings.eviction,
-            reclaim=settings.reclaim,
-            fit=settings.fit,
-        )
+        own = dict(self._settings)
+        options = {field.name: own[field.name] for field in fields(SchedulerConfig) if field.name in own}
+        return SchedulerConfig(**{**options, "max_model_len": max_model_len})
 
     def _max_model_len(self, snapshot: Snapshot | None, stop: threading.Event) -> int:
         """The setting, else what the pool had, else that of the first ready worker. 0 if `stop` was set first."""

@@ -1,0 +1,36 @@
+"""What a worker has measured of itself, and what follows from it for the size of a prefill chunk.
+
+The core never measures: rates come in step results, so a replay sees the same ones.
+"""
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import NamedTuple
+
+
+class Rates(NamedTuple):
+    """Of one worker incarnation; 0 is unknown."""
+
+    prefill: float = 0.0
+    """Tokens per second."""
+    decode: float = 0.0
+    """Tokens per second, over all rows of its batch."""
+    copy: float = 0.0
+    """Bytes per second between KV cache and host pool."""
+
+
+def newest_rates(known: Rates, told: Sequence[float]) -> Rates:
+    """What a result tells, if it tells anything that makes sense."""
+    if len(told) == len(known) and all(isfinite(rate) and rate >= 0 for rate in told):
+        return Rates(*told)
+    return known
+
+
+def prefill_tokens_within(itl_target_s: float, num_decode: int, rates: Rates) -> int | None:
+    """Prefill tokens that fit a step beside `num_decode` decode rows if it shall take `itl_target_s` seconds.
+
+    None if nothing bounds them: no target, nobody decodes, or the rates are not known yet.
+    """
+    if not (itl_target_s and num_decode and rates.prefill and rates.decode):
+        return None
+    return max(0, int((itl_target_s - num_decode / rates.decode) * rates.prefill))
