@@ -34,8 +34,8 @@ class ProtocolViolation(AssertionError):
 
 
 def choose_token(checksum: int, params: SamplingParams, output_index: int) -> int:
-    """The token after a context with this checksum; EOS and stop tokens are masked before `min_tokens`."""
-    token = checksum % VOCAB_SIZE
+    """The token after a context with this checksum, other ones for other choices; ending ones are masked at first."""
+    token = (checksum + params.choice) % VOCAB_SIZE
     if output_index < params.min_tokens:
         masked = {EOS_TOKEN, *params.stop_token_ids}
         while token in masked:

@@ -50,6 +50,7 @@ def make_submission(
     stop_token_ids: tuple[int, ...] = (),
     tenant: str = "",
     cache_salt: str = "",
+    group: str = "",
     **params: object,
 ) -> Submission:
     """A record as a gateway would write it; `params` are further `SamplingParams`."""
@@ -63,6 +64,7 @@ def make_submission(
         sampling,
         tenant=tenant,
         cache_salt=cache_salt,
+        group=group,
     )
 
 
@@ -383,6 +385,9 @@ class World:
         assert arrivals == sorted(arrivals)
         room = self.core.lanes[worker].pool.num_blocks * self.config.block_size
         passed = [w for w in self.core.waiting if w.arrival < arrivals[-1] and w.max_total_tokens <= room]
+        seats = [request.seat for request in self.core.requests.values() if request.seat is not None]
+        computing = {seat.request.submission.group for seat in seats if seat.first in (0, plan.plan_id)} - {""}
+        passed = [w for w in passed if w.submission.group not in computing]  # those wait for their sibling
         assert not passed, "a request was passed over"
 
     def _shadow_result(self, result: StepResult) -> None:
@@ -434,9 +439,11 @@ class World:
             assert len(taker.blocks) <= self.config.blocks_for(most), "blocks for tokens that can never be computed"
 
     def _judge_hits(self, new: NewRow) -> None:
-        """Only whole blocks are hit, and never a request's last token."""
-        assert new.num_computed_tokens % self.config.block_size == 0
+        """Only whole blocks are hit, and never a request's last token. A fork has all of its prompt but that."""
         assert new.num_computed_tokens < len(new.tokens) // 4
+        if self.records[new.request_id].group and new.num_computed_tokens == new.num_prompt_tokens - 1:
+            return
+        assert new.num_computed_tokens % self.config.block_size == 0
         assert self.config.enable_prefix_caching or not new.num_computed_tokens
         self.num_hit_tokens += new.num_computed_tokens
 

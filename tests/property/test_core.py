@@ -11,7 +11,7 @@ from services.scheduler.core.blocks import Reclaim
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.evictable import Eviction
 from services.scheduler.core.extents import Fit
-from shared.messages import FinishReason, IntakeMessage, ProcessDied, Stop, Submit
+from shared.messages import CopyKind, FinishReason, IntakeMessage, ProcessDied, Stop, Submit
 from shared.packing import unpack_int32
 from tests.fakes.scheduler_world import World, make_submission
 
@@ -80,17 +80,22 @@ class Play:
             if earlier in self.world.readers:
                 told = unpack_int32(self.world.records[earlier].prompt_tokens).tolist()
                 prompt = (told + self.world.readers[earlier].tokens)[: 20 - a % 4] or prompt
-        self.world.submit(
-            make_submission(
-                f"r{number}",
-                prompt,
-                max_tokens=20 - b % 20,
-                min_tokens=(0, 0, 3)[a % 3],
-                stop_token_ids=((), (), (5, 7))[b % 3],
-                ignore_eos=a % 4 != 0,
-                tenant=("", "", "other")[number % 3],
+        num_choices = (1, 1, 1, 1, 2, 4)[b // 40 % 6]
+        group = f"r{number}" if num_choices > 1 else ""
+        for choice in range(num_choices):
+            self.world.submit(
+                make_submission(
+                    f"r{number + choice}",
+                    prompt,
+                    max_tokens=20 - b % 20,
+                    min_tokens=(0, 0, 3)[a % 3],
+                    stop_token_ids=((), (), (5, 7))[b % 3],
+                    ignore_eos=a % 4 != 0,
+                    tenant=("", "", "other")[number % 3],
+                    group=group,
+                    choice=choice,
+                )
             )
-        )
 
     def step(self, a: int, b: int) -> None:
         self.world.step(WORKERS[a % len(WORKERS)])
@@ -162,6 +167,11 @@ class Play:
         stats = self.world.core.stats()
         self.seen["preempted"] += stats.num_preemptions
         self.seen["requeued"] += stats.num_requeues
+        self.seen["forked"] += stats.num_forks
+        self.seen["forked blocks"] += stats.num_forked_blocks
+        self.seen["copied on write"] += sum(
+            worker.num_copied[CopyKind.WITHIN] for worker in [*self.world.workers.values(), *self.world.dead]
+        )
         self.seen["ignored"] += stats.num_ignored_messages
         self.seen["hits"] += len(self.world.cached)
         self.seen["evicted"] += self.world.num_evicted
@@ -194,6 +204,9 @@ def test_every_text_is_right_whatever_happens() -> None:
         "hits",
         "evicted",
         "shared",
+        "forked",
+        "forked blocks",
+        "copied on write",
         "restart",
         "fence",
         "grave",

@@ -8,6 +8,7 @@ victims.py      who is preempted
 queue.py        the waiting queue and its policy
 blocks.py       KV blocks of one worker, ref-counted; free ones in extents.py
 copies.py       blocks that the plan in the making copies
+forks.py        choices of one prompt share its blocks
 prefix_cache.py full blocks by what they hold; those that nobody uses in evictable.py
 residency.py    what of a request is cached on a lane, and what its table leaves
 history.py      tokens of answered steps, as the arrays that came

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from services.scheduler.core.forks import must_wait
 from services.scheduler.core.placement import Placement, blocks_to_admit
 from services.scheduler.core.request import Request, RequestState
 
@@ -34,7 +35,7 @@ def diagnose(core: "SchedulerCore") -> list[Diagnosis]:
     for request in core.waiting:
         reason, detail = _why(core, placement, request, first)
         found.append(_describe(core, request, reason, detail))
-        if reason not in ("no_worker", "larger_worker"):
+        if reason not in ("no_worker", "larger_worker", "sibling"):
             first = first or request.request_id
     return found
 
@@ -60,6 +61,8 @@ def _why(core: "SchedulerCore", placement: Placement, request: Request, first: s
         return "no_worker", "no worker has joined"
     if not placement.fits_some_lane(request):
         return "larger_worker", f"no worker that takes requests holds {request.max_total_tokens} tokens"
+    if must_wait(request, core.groups.seated_siblings(request), ()):
+        return "sibling", f"another choice of {request.submission.group} is computing their prompt"
     if first:
         return "behind", f"{first} goes first"
     obstacles = placement.obstacles(request)

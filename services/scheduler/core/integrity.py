@@ -36,16 +36,23 @@ def _check_blocks(lane: Lane) -> None:
     assert sorted([*held, *free, *idle]) == list(range(pool.num_blocks)), "a block is lost, or in two places"
     for block in range(pool.num_blocks):
         assert pool.references(block) == held[block], f"block {block} is miscounted"
-        assert held[block] <= 1 or pool.cache.at(block) or _was_cached(lane, block), f"block {block} is in two tables"
+        assert held[block] <= 1 or _is_behind(lane, block), f"block {block} is in two tables and still written"
     assert all(pool.cache.at(block) for block in idle), "an evictable block is not cached"
     for seat in lane.seats.values():
         assert len(seat.blocks) == _blocks_held(lane, seat), f"row {seat.row} has {len(seat.blocks)} blocks"
 
 
-def _was_cached(lane: Lane, block: int) -> bool:
-    """Whether the block is full in every table: one that was cached and then forgotten (on an error) stays shared."""
+def _is_behind(lane: Lane, block: int) -> bool:
+    """Whether every table with the block has it at one place, full: what plans write from now on lies behind it."""
     seats = [seat for seat in lane.seats.values() if block in seat.blocks]
-    return all(seat.blocks.index(block) < seat.num_kept for seat in seats)
+    places = {seat.blocks.index(block) for seat in seats}
+    ends = [(place + 1) * lane.config.block_size for place in places]
+    return len(ends) <= 1 and all(_num_written(lane, seat) >= end for seat in seats for end in ends)
+
+
+def _num_written(lane: Lane, seat: Seat) -> int:
+    """Tokens whose KV plans up to now write."""
+    return seat.known + min(lane.planned, seat.last) - seat.first if seat.first else seat.computed
 
 
 def _check_cache(lane: Lane) -> None:
@@ -64,11 +71,13 @@ def _check_cache(lane: Lane) -> None:
             "a key is not that of its chain"
         )
     for seat in lane.seats.values():
-        tokens = seat.request.tokens_between(0, seat.num_kept * lane.config.block_size)
+        tokens = seat.request.tokens_between(0, max(seat.num_kept * lane.config.block_size, seat.known))
         for index, block in enumerate(seat.blocks):
             entry_of = pool.cache.at(block)
             if entry_of is not None:
-                assert index < seat.num_kept, f"block {block} is cached, but its table does not know"
+                assert index < seat.num_kept or pool.references(block) > 1, f"nobody cached block {block}"
+                if index >= seat.num_kept:  # a fork's sibling did
+                    assert (index + 1) * lane.config.block_size <= seat.request.num_prompt_tokens
                 assert entry_of.tokens == tokens[index * size : (index + 1) * size], "a block holds other tokens"
 
 

@@ -102,30 +102,40 @@ class Lane:
             pairs.append(block_id)
 
     def admit(self, draft: PlanDraft, request: Request, hits: Sequence[CachedBlock] = ()) -> Seat:
-        """Put `request` on the lowest free row, with blocks for all of its known tokens, cached ones in front.
+        """Seat `request` with blocks for all of its known tokens, cached ones in front.
 
         `hits` is what matched in this tick; some of it may have been evicted since.
         """
-        row = heappop(self.free_rows)
-        known = request.num_tokens
         blocks = self.pool.hit(hits)
         num_hits = len(blocks)
         after = blocks[-1] if blocks else NOWHERE
-        blocks += self.pool.allocate(self.config.blocks_for(known) - num_hits, after)
-        seat = Seat(lane=self, row=row, request=request, added=draft.plan_id, known=known, blocks=blocks)
+        blocks += self.pool.allocate(self.config.blocks_for(request.num_tokens) - num_hits, after)
+        seat = self.put(draft, request, blocks, num_computed=num_hits * self.config.block_size)
         if num_hits:
-            seat.computed = num_hits * self.config.block_size
             seat.num_kept, seat.parent = num_hits, hits[num_hits - 1].serial
-        self.seats[row] = self.prefill[row] = seat
+        return seat
+
+    def put(self, draft: PlanDraft, request: Request, blocks: list[int], *, num_computed: int) -> Seat:
+        """Put `request` on the lowest free row, with blocks for its known tokens, `num_computed` of them computed."""
+        seat = Seat(
+            lane=self,
+            row=heappop(self.free_rows),
+            request=request,
+            added=draft.plan_id,
+            known=request.num_tokens,
+            blocks=blocks,
+            computed=num_computed,
+        )
+        self.seats[seat.row] = self.prefill[seat.row] = seat
         request.seat = seat
-        draft.give_blocks(row, blocks)
+        draft.give_blocks(seat.row, blocks)
         draft.added.append(
             NewRow(
-                row=row,
+                row=seat.row,
                 request_id=request.request_id,
                 tokens=request.known_tokens(),
                 num_prompt_tokens=request.num_prompt_tokens,
-                num_computed_tokens=seat.computed,
+                num_computed_tokens=num_computed,
                 params=request.submission.params,
                 traceparent=request.submission.traceparent,
             )

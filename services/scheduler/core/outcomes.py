@@ -56,6 +56,10 @@ class SchedulerStats:
     """Tokens that requests had at their admissions."""
     prefix_cache_hits: int
     """Those of them that were cached."""
+    num_forks: int
+    """Choices that began with a sibling's prompt."""
+    num_forked_blocks: int
+    """Blocks that they shared at that time instead of computing and storing them again."""
     num_preemptions: int
     num_requeues: int
     num_plans: int

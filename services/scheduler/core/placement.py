@@ -11,6 +11,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.forks import extent_of
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.prefix_cache import CachedBlock
 from services.scheduler.core.request import Request
@@ -105,6 +106,18 @@ class Placement:
         self._take(chosen, request)
         heappush(self._heap, _rank(chosen))
         return chosen.lane
+
+    def reserve_fork(self, lane: Lane, request: Request) -> bool:
+        """Whether the lane takes the request as a fork of a row there; then it has less room."""
+        trial = self._trials.get(lane.index)
+        if trial is None:
+            return False
+        num_shared = extent_of(request, self._config.block_size).num_shared
+        num_blocks = blocks_to_admit(request, self._config) - num_shared
+        if trial.lacks(num_blocks, self._config):
+            return False
+        trial.take(num_blocks, num_tokens=1)
+        return True
 
     def hits(self, request: Request, lane: Lane) -> list[CachedBlock]:
         """Cached blocks with which the request would begin on the lane."""

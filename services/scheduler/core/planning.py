@@ -6,8 +6,9 @@ flight is a request preempted (`victims.py` says which); so its committed tokens
 and the plan goes out in the same tick.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from services.scheduler.core import forks
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.placement import Placement
 from services.scheduler.core.prefix_cache import CachedBlock
@@ -77,12 +78,16 @@ def _admit(core: "SchedulerCore", lane: Lane, draft: PlanDraft, budget: int) -> 
     if not (budget and lane.free_rows and len(core.waiting)) or lane.draining:
         return
     placed, first_target = _place(core, lane, budget)
-    for request, hits in placed:
+    for request, hits, source in placed:
         core.waiting.remove(request)
         core.leave_queue(request)
         request.apply(Signal.ADMIT)
-        seat = lane.admit(draft, request, hits)
-        _count_hits(core, seat)
+        if source is None:
+            seat = lane.admit(draft, request, hits)
+            _count_hits(core, seat)
+        else:
+            seat = forks.fork(lane, draft, request, source)
+            _count_fork(core, seat)
         budget = lane.prefill_chunk(draft, seat, budget)
     if first_target is lane:
         core.times_passed_over = 0
@@ -101,25 +106,45 @@ def _count_hits(core: "SchedulerCore", seat: Seat) -> None:
             core.newly_cached.append((request.request_id, request.num_cached_tokens))
 
 
-def _place(
-    core: "SchedulerCore", lane: Lane, budget: int
-) -> tuple[list[tuple[Request, list[CachedBlock]]], Lane | None]:
-    """Waiting requests that go to `lane` now, with their hits, and the lane of the first one that goes anywhere."""
+def _count_fork(core: "SchedulerCore", seat: Seat) -> None:
+    """A fork spares what its sibling computed; the cache has nothing to do with it."""
+    request = seat.request
+    core.counters.forks += 1
+    core.counters.forked_blocks += forks.extent_of(request, core.config.block_size).num_shared
+    request.num_cached_tokens = max(0, request.num_cached_tokens)
+
+
+class Placed(NamedTuple):
+    """A waiting request that goes to the lane, behind cached blocks or as a fork of a sibling's seat."""
+
+    request: Request
+    hits: list[CachedBlock]
+    source: Seat | None
+
+
+def _place(core: "SchedulerCore", lane: Lane, budget: int) -> tuple[list[Placed], Lane | None]:
+    """Waiting requests that go to `lane` now, and the lane of the first one that goes anywhere."""
     placement = Placement(core.lanes.values(), core.config)
-    placed: list[tuple[Request, list[CachedBlock]]] = []
+    placed: list[Placed] = []
     first_target: Lane | None = None
+    entering: dict[str, None] = {}
     for request in core.waiting:
         if not placement.fits_some_lane(request):
             continue  # waits for a larger worker, in nobody's way
+        siblings = core.groups.seated_siblings(request)
+        source = forks.find_source(placement, request, siblings, lane)
+        if source is None and forks.must_wait(request, siblings, entering):
+            continue
         impatient = first_target is None and core.times_passed_over >= PATIENCE * len(core.lanes)
-        target = placement.place(request, preferred=lane if impatient else None)
+        target = source.lane if source else placement.place(request, preferred=lane if impatient else None)
         if target is None:
             break
         first_target = first_target or target
+        entering[request.submission.group] = None
         if target is lane:
-            hits = placement.hits(request, lane)
-            placed.append((request, hits))
-            budget -= min(budget, request.num_tokens - len(hits) * core.config.block_size)
+            hits = placement.hits(request, lane) if source is None else []
+            placed.append(Placed(request, hits, source))
+            budget -= min(budget, 1 if source else request.num_tokens - len(hits) * core.config.block_size)
             if not budget or not placement.has_row(lane):
                 break
     return placed, first_target

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from services.scheduler.core import planning
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.diagnostics import Diagnosis, diagnose
+from services.scheduler.core.forks import Groups
 from services.scheduler.core.integrity import check_integrity
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.outcomes import Finished, LiveOutput, ScheduledPlan, SchedulerStats
@@ -45,6 +46,8 @@ class Counters:
     left_tokens: int = 0
     cache_queries: int = 0
     cache_hits: int = 0
+    forks: int = 0
+    forked_blocks: int = 0
 
 
 @dataclass(slots=True)
@@ -63,6 +66,7 @@ class SchedulerCore:
     def __init__(self, config: SchedulerConfig, policy: Policy | None = None) -> None:
         self.config = config
         self.requests: dict[str, Request] = {}
+        self.groups = Groups()
         self.waiting = WaitingQueue(policy or Fcfs())
         self.lanes: dict[str, Lane] = {}
         self.known_workers: dict[str, KnownWorker] = {}
@@ -101,6 +105,7 @@ class SchedulerCore:
         self.num_arrivals += 1
         request.output.extend(output)
         self.requests[request.request_id] = request
+        self.groups.add(request)
         self.waiting.push(request)
         if end_reason is None and output and len(output) >= submission.params.max_tokens:
             end_reason = EndReason.LENGTH
@@ -244,6 +249,7 @@ class SchedulerCore:
             reason, end_reason, message, num_output_tokens = FinishReason.STOP, 0, "", request.stop_at
         request.apply(Signal.FINISH)
         del self.requests[request.request_id]
+        self.groups.remove(request)
         self._awaiting_stop.pop(request.request_id, None)
         self._remember_end(request.request_id)
         self.finished_by_reason[reason] += 1
@@ -355,6 +361,8 @@ class SchedulerCore:
             num_ignored_messages=counters.ignored,
             prefix_cache_queries=counters.cache_queries,
             prefix_cache_hits=counters.cache_hits,
+            num_forks=counters.forks,
+            num_forked_blocks=counters.forked_blocks,
             left_requests=counters.left_requests,
             left_tokens=counters.left_tokens,
             finished=tuple((str(reason), count) for reason, count in self.finished_by_reason.items()),

@@ -136,7 +136,8 @@ def restore(
     if saved.config != _config_dict(config) or saved.policy != core.waiting.policy.name:
         raise UnusableSnapshot("the snapshot was taken under another configuration")
     for saved_request in saved.requests:
-        core.requests[saved_request.request_id] = _restore_request(saved_request, submissions)
+        request = core.requests[saved_request.request_id] = _restore_request(saved_request, submissions)
+        core.groups.add(request)
     for saved_lane in saved.lanes:
         core.lanes[saved_lane.worker] = _restore_lane(saved_lane, core)
     for request in core.requests.values():
