@@ -9,6 +9,8 @@ import redis.asyncio
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from shared.channel import Channel
+
 CONNECT_TIMEOUT_S = 2.0
 BLOCK_MARGIN_S = 5.0
 """A blocking read may last this much longer than asked before its connection counts as broken."""
@@ -34,6 +36,16 @@ def connect(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
 def connect_blocking(url: str, *, block_s: float) -> redis.Redis:
     """A client for one reader that blocks up to `block_s` seconds: its own connection, its own timeout."""
     return connect(url, timeout_s=block_s + BLOCK_MARGIN_S)
+
+
+def open_channel(url: str, *, timeout_s: float = 5.0) -> Channel:
+    """A connection for the commands of every step; one for a reader that blocks needs a longer time-out than that."""
+    return Channel(connect(url, timeout_s=timeout_s))
+
+
+def open_channel_blocking(url: str, *, block_s: float) -> Channel:
+    """As `connect_blocking`, for what is read at every step."""
+    return open_channel(url, timeout_s=block_s + BLOCK_MARGIN_S)
 
 
 def connect_async(url: str, *, timeout_s: float = 5.0) -> redis.asyncio.Redis:

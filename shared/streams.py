@@ -1,11 +1,12 @@
 """Reading streams: XREAD and XRANGE as plain lists of (entry id, payload)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import redis
 import redis.asyncio
 
+from shared.channel import Channel
 from shared.messages import FIELD
 
 START = "0-0"
@@ -29,6 +30,19 @@ def read(
 ) -> dict[str, list[Entry]]:
     """Entries after each stream's position, waiting up to `block_ms` for the first. Streams without news are absent."""
     return _entries(client.xread(dict(positions), count=count, block=block_ms))  # type: ignore[arg-type]
+
+
+def read_channel(
+    channel: Channel, positions: Mapping[str, str], *, block_ms: int | None = None, count: int | None = None
+) -> dict[str, list[Entry]]:
+    """As `read`, for what is read at every step. The connection's time-out must be longer than `block_ms`."""
+    command: list[str | int] = ["XREAD"]
+    if count is not None:
+        command += ["COUNT", count]
+    if block_ms is not None:
+        command += ["BLOCK", block_ms]
+    reply = channel.execute(*command, "STREAMS", *positions, *positions.values())
+    return {stream.decode(): [_raw_entry(i, fields) for i, fields in rows] for stream, rows in reply or ()}
 
 
 async def read_async(
@@ -69,3 +83,10 @@ def _entries(answer: Any) -> dict[str, list[Entry]]:
 
 def _entry(entry_id: bytes, fields: Mapping[bytes, bytes] | None) -> Entry:
     return Entry(entry_id.decode(), fields.get(FIELD, b"") if fields else b"")
+
+
+def _raw_entry(entry_id: bytes, fields: Sequence[bytes] | None) -> Entry:
+    """From names and values in turn; almost always it is one of each."""
+    if fields and fields[0] == FIELD:
+        return Entry(entry_id.decode(), fields[1])
+    return _entry(entry_id, dict(zip(fields[::2], fields[1::2], strict=True)) if fields else None)

@@ -11,6 +11,7 @@ import redis
 import redis.asyncio
 from redis.exceptions import NoScriptError
 
+from shared.channel import Channel
 from shared.errors import IdempotencyConflict, QueueFull
 from shared.keys import Keys
 from shared.messages import Lease, Submission, Submit, WorkerFenced, encode
@@ -113,7 +114,7 @@ def _append_call(
     return targets, [number_field, number, name, sequence, digest_field, digest.hexdigest(), *args]
 
 
-def commit_ticks(client: redis.Redis, keys: Keys, commits: Sequence[TickCommit]) -> list[AppendStatus]:
+def commit_ticks(channel: Channel, keys: Keys, commits: Sequence[TickCommit]) -> list[AppendStatus]:
     """Commit ticks in order, in one pipeline.
 
     Repeating the same call after a lost reply is safe: ticks that had landed answer ALREADY. A STALE in the answer
@@ -123,32 +124,20 @@ def commit_ticks(client: redis.Redis, keys: Keys, commits: Sequence[TickCommit])
         _append_call(keys, c.operations, number_field="epoch", number=c.epoch, name="tick", sequence=c.tick)
         for c in commits
     ]
-    answers = _pipeline(client, calls)
+    commands = [("EVALSHA", _FENCED_APPEND.sha, len(targets), *targets, *args) for targets, args in calls]
+    answers = channel.execute_all(commands)
     if any(isinstance(a, NoScriptError) for a in answers):
-        client.script_load(_FENCED_APPEND.source)
-        answers = _pipeline(client, calls)
+        channel.execute("SCRIPT", "LOAD", _FENCED_APPEND.source)
+        answers = channel.execute_all(commands)
     for answer in answers:
         if isinstance(answer, Exception):
             raise answer
     statuses = [AppendStatus(a.decode()) for a in answers]
-    return _forgive_landed(client, keys, commits, statuses)
-
-
-def _pipeline(client: redis.Redis, calls: Sequence[tuple[list[str], list[Any]]]) -> list[Any]:
-    if len(calls) == 1:
-        targets, args = calls[0]
-        try:
-            return [client.evalsha(_FENCED_APPEND.sha, len(targets), *targets, *args)]
-        except NoScriptError as error:
-            return [error]
-    with client.pipeline(transaction=False) as pipe:
-        for targets, args in calls:
-            pipe.evalsha(_FENCED_APPEND.sha, len(targets), *targets, *args)
-        return list(pipe.execute(raise_on_error=False))
+    return _forgive_landed(channel, keys, commits, statuses)
 
 
 def _forgive_landed(
-    client: redis.Redis, keys: Keys, commits: Sequence[TickCommit], statuses: list[AppendStatus]
+    channel: Channel, keys: Keys, commits: Sequence[TickCommit], statuses: list[AppendStatus]
 ) -> list[AppendStatus]:
     """A retry of several ticks: those before the last one that landed answer STALE although they landed.
 
@@ -156,9 +145,9 @@ def _forgive_landed(
     """
     if AppendStatus.STALE not in statuses or len(commits) == 1:
         return statuses
-    fence = read_fence(client, keys)
+    epoch, tick = (int(value or 0) for value in channel.execute("HMGET", keys.fence, "epoch", "tick"))
     return [
-        AppendStatus.ALREADY if s is AppendStatus.STALE and fence.epoch == c.epoch and c.tick <= fence.tick else s
+        AppendStatus.ALREADY if s is AppendStatus.STALE and epoch == c.epoch and c.tick <= tick else s
         for c, s in zip(commits, statuses, strict=True)
     ]
 

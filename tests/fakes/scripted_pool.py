@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from shared import scripts
+from shared.channel import Channel
 from shared.keys import Keys
 from shared.leases import LeaseKeeper, new_instance
 from shared.limits import write_limits
@@ -92,6 +93,7 @@ class ScriptedPool:
         cap_requests: int = 0,
     ) -> None:
         self.client = connect(url)
+        self._channel = Channel(self.client)
         self.keys = keys
         self.script = script
         self.step_s = step_s
@@ -319,7 +321,7 @@ class ScriptedPool:
     def _commit(self, entry: TickEntry, *more: scripts.Operation) -> None:
         operations = (scripts.XAdd(self.keys.steps, encode(entry)), *more)
         commit = scripts.TickCommit(self._epoch, self._tick, operations)
-        assert scripts.commit_ticks(self.client, self.keys, [commit]) == [scripts.AppendStatus.OK]
+        assert scripts.commit_ticks(self._channel, self.keys, [commit]) == [scripts.AppendStatus.OK]
 
 
 def _reason(run: _Run) -> FinishReason:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import redis
 
 from services.scheduler.core.ticks import TickOutcome
+from shared.channel import Channel
 from shared.errors import Fenced, PagewireError
 from shared.keys import Keys
 from shared.messages import Tick, TickEntry, encode
@@ -36,8 +37,8 @@ class PlanRefused(PagewireError):
 class Committer:
     """Commits ticks under one epoch. A commit whose outcome is unknown stays pending and is repeated until answered."""
 
-    def __init__(self, client: redis.Redis, keys: Keys, *, epoch: int) -> None:
-        self._client = client
+    def __init__(self, channel: Channel, keys: Keys, *, epoch: int) -> None:
+        self._channel = channel
         self._keys = keys
         self._epoch = epoch
         self._pending: list[TickCommit] = []
@@ -57,7 +58,7 @@ class Committer:
         if not self._pending:
             return
         try:
-            statuses = commit_ticks(self._client, self._keys, self._pending)
+            statuses = commit_ticks(self._channel, self._keys, self._pending)
         except redis.ResponseError as error:
             if "The ID specified in XADD" in str(error):
                 raise PlanRefused(str(error)) from error

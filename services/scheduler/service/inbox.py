@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 import redis
 
 from services.scheduler.service import logs
+from shared.channel import Channel
 from shared.errors import ProtocolError
 from shared.keys import Keys
 from shared.messages import Decoder, IntakeMessage, LogMessage, StepResult
 from shared.redis_client import RedisFailure
-from shared.streams import Entry, read
+from shared.streams import Entry, read_channel
 
 PAGE = 1000
 """Most entries per stream and read."""
@@ -57,7 +58,7 @@ class Batch:
 class Inbox:
     """Reads both streams from given positions on. Entries that are no messages are counted and kept aside."""
 
-    def __init__(self, reader: redis.Redis, client: redis.Redis, keys: Keys, *, log_id: str, intake_id: str) -> None:
+    def __init__(self, reader: Channel, client: redis.Redis, keys: Keys, *, log_id: str, intake_id: str) -> None:
         self._reader = reader
         self._client = client
         self._keys = keys
@@ -75,7 +76,7 @@ class Inbox:
         """
         block_ms = max(int(block_s * 1000), 1) if block_s > 0 else None
         steps, intake = self._keys.steps, self._keys.intake
-        news = read(self._reader, {steps: self.log_id, intake: self.intake_id}, block_ms=block_ms, count=PAGE)
+        news = read_channel(self._reader, {steps: self.log_id, intake: self.intake_id}, block_ms=block_ms, count=PAGE)
         batch = Batch()
         if steps in news:
             self._take_log(batch, news[steps])

@@ -25,7 +25,7 @@ from shared.errors import Fenced, ProtocolError
 from shared.keys import Keys
 from shared.leases import read_members
 from shared.messages import IntakeMessage, Lease, WorkerState
-from shared.redis_client import RedisFailure, connect, connect_blocking
+from shared.redis_client import RedisFailure, connect, open_channel, open_channel_blocking
 from shared.scripts import FenceState, read_fence
 
 ACQUIRE_INTERVAL_S = 0.25
@@ -58,7 +58,8 @@ class SchedulerService:
         self._clock = clock
         self._must_start_cold = False
         self._client = connect(settings.redis_url)
-        self._reader = connect_blocking(settings.redis_url, block_s=MAX_BLOCK_S)
+        self._reader = open_channel_blocking(settings.redis_url, block_s=MAX_BLOCK_S)
+        self._writer = open_channel(settings.redis_url)
         self._leadership = Leadership(settings.redis_url, self._keys, lease, ttl_s=settings.lease_ttl_s)
 
     def run(self, stop: threading.Event, on_leading: Callable[[bool], None] = lambda leading: None) -> None:
@@ -86,6 +87,7 @@ class SchedulerService:
         self._leadership.close()
         self._client.close()
         self._reader.close()
+        self._writer.close()
 
     # ------------------------------------------------------------ leading
 
@@ -138,7 +140,7 @@ class SchedulerService:
             leadership=self._leadership,
             position=position,
             inbox=Inbox(self._reader, client, keys, log_id=position.log_id, intake_id=position.intake_id),
-            committer=Committer(client, keys, epoch=epoch),
+            committer=Committer(self._writer, keys, epoch=epoch),
             workers=WorkerDirectory(
                 client,
                 keys,

@@ -19,6 +19,7 @@ from services.gpu_worker.service.loading import load_worker
 from services.gpu_worker.service.partition import Partition
 from services.gpu_worker.service.worker import LoadedWorker, Worker
 from services.gpu_worker.settings import Settings
+from shared.channel import Channel
 from shared.keys import Keys
 from shared.leases import read_members
 from shared.messages import (
@@ -108,6 +109,9 @@ class Leader:
     plan_ids: dict[int, int] = field(default_factory=dict)
     """Incarnation → last plan id."""
 
+    def __post_init__(self) -> None:
+        self.channel = Channel(self.client)
+
     def lead(self) -> "Leader":
         lease = Lease("scheduler", "test", "leader", 0, WorkerState.READY)
         self.epoch = acquire(self.client, self.keys, instance="leader", ttl_ms=600_000, lease=lease)
@@ -183,7 +187,7 @@ class Leader:
             )
             for plan in plans
         ]
-        assert commit_ticks(self.client, self.keys, commits) == [AppendStatus.OK] * len(plans)
+        assert commit_ticks(self.channel, self.keys, commits) == [AppendStatus.OK] * len(plans)
 
     def start_request(
         self, incarnation: int, request_id: str = "r", *, row: int = 0, max_tokens: int = 100, num_prompt: int = 5

@@ -1,8 +1,11 @@
 """The four scripts on a real Redis: what is accepted, what is refused, what a lost reply does."""
 
+from contextlib import closing
+
 import pytest
 import redis
 
+from shared.channel import Channel
 from shared.errors import IdempotencyConflict, QueueFull
 from shared.keys import Keys
 from shared.limits import read_limits, read_limits_async, write_limits
@@ -61,6 +64,11 @@ def publish(client: redis.Redis, keys: Keys, incarnation: int, step: int, token:
     return publish_step(client, keys, worker="worker-0", incarnation=incarnation, step_id=step, payload=encode(result))
 
 
+def commit(client: redis.Redis, keys: Keys, ticks: list[TickCommit]) -> list[AppendStatus]:
+    with closing(Channel(client)) as channel:
+        return commit_ticks(channel, keys, ticks)
+
+
 def log(client: redis.Redis, keys: Keys) -> list[LogMessage]:
     decoder: Decoder[LogMessage] = Decoder(LogMessage)
     return [decoder.decode(entry.payload) for entry in scan(client, keys.steps)]
@@ -100,11 +108,11 @@ def test_a_leader_whose_lease_lapsed_but_was_not_replaced_keeps_its_epoch(
 def test_ticks_of_a_replaced_leader_are_refused_whole(redis_client: redis.Redis, keys: Keys) -> None:
     epoch = lead(redis_client, keys, "a")
     tick = TickCommit(epoch, 1, (XAdd("pw:{test}:plans:w:1", b"p", "1-0"), SetValue(keys.snapshot, b"s")))
-    assert commit_ticks(redis_client, keys, [tick]) == [OK]
+    assert commit(redis_client, keys, [tick]) == [OK]
     redis_client.delete(keys.leader_lease)
     lead(redis_client, keys, "b")
     late = TickCommit(epoch, 2, (XAdd("pw:{test}:plans:w:1", b"q", "2-0"), SetValue(keys.snapshot, b"late")))
-    assert commit_ticks(redis_client, keys, [late]) == [STALE]
+    assert commit(redis_client, keys, [late]) == [STALE]
     assert redis_client.xlen("pw:{test}:plans:w:1") == 1
     assert redis_client.get(keys.snapshot) == b"s"
 
@@ -115,25 +123,25 @@ def test_two_leaders_race_for_one_tick_and_one_wins(redis_client: redis.Redis, k
     new = lead(redis_client, keys, "b")
     a = TickCommit(old, 1, (XAdd(keys.steps, b"old"),))
     b = TickCommit(new, 1, (XAdd(keys.steps, b"new"),))
-    assert commit_ticks(redis_client, keys, [a]) == [STALE]
-    assert commit_ticks(redis_client, keys, [b]) == [OK]
+    assert commit(redis_client, keys, [a]) == [STALE]
+    assert commit(redis_client, keys, [b]) == [OK]
     assert [e.payload for e in scan(redis_client, keys.steps)] == [b"new"]
 
 
 def test_a_commit_repeated_after_a_lost_reply_is_already_there(redis_client: redis.Redis, keys: Keys) -> None:
     epoch = lead(redis_client, keys, "a")
     ticks = [TickCommit(epoch, n, (XAdd(keys.steps, b"%d" % n),)) for n in (1, 2, 3)]
-    assert commit_ticks(redis_client, keys, ticks[:2]) == [OK, OK]
-    assert commit_ticks(redis_client, keys, ticks) == [ALREADY, ALREADY, OK]
-    assert commit_ticks(redis_client, keys, ticks[2:]) == [ALREADY]
+    assert commit(redis_client, keys, ticks[:2]) == [OK, OK]
+    assert commit(redis_client, keys, ticks) == [ALREADY, ALREADY, OK]
+    assert commit(redis_client, keys, ticks[2:]) == [ALREADY]
     assert [e.payload for e in scan(redis_client, keys.steps)] == [b"1", b"2", b"3"]
 
 
 def test_a_tick_may_not_be_skipped_or_rewritten(redis_client: redis.Redis, keys: Keys) -> None:
     epoch = lead(redis_client, keys, "a")
-    assert commit_ticks(redis_client, keys, [TickCommit(epoch, 2, (XAdd(keys.steps, b"x"),))]) == [STALE]
-    assert commit_ticks(redis_client, keys, [TickCommit(epoch, 1, (XAdd(keys.steps, b"x"),))]) == [OK]
-    assert commit_ticks(redis_client, keys, [TickCommit(epoch, 1, (XAdd(keys.steps, b"y"),))]) == [STALE]
+    assert commit(redis_client, keys, [TickCommit(epoch, 2, (XAdd(keys.steps, b"x"),))]) == [STALE]
+    assert commit(redis_client, keys, [TickCommit(epoch, 1, (XAdd(keys.steps, b"x"),))]) == [OK]
+    assert commit(redis_client, keys, [TickCommit(epoch, 1, (XAdd(keys.steps, b"y"),))]) == [STALE]
     assert redis_client.xlen(keys.steps) == 1
 
 
@@ -147,7 +155,7 @@ def test_a_commit_writes_plan_events_record_and_snapshot_together(redis_client: 
         SetFields(keys.request("r"), final_fields(pack_int32([5, 6]), "9-0", final), 60),
         SetValue(keys.snapshot, b"state"),
     )
-    assert commit_ticks(redis_client, keys, [TickCommit(epoch, 1, operations)]) == [OK]
+    assert commit(redis_client, keys, [TickCommit(epoch, 1, operations)]) == [OK]
     record = read_record(redis_client, keys, "r")
     assert record is not None and record.final == final and list(record.output) == [5, 6] and record.log_id == "9-0"
     assert 0 < redis_client.ttl(keys.request("r")) <= 60
@@ -157,9 +165,11 @@ def test_a_commit_writes_plan_events_record_and_snapshot_together(redis_client: 
 
 def test_scripts_survive_a_script_flush(redis_client: redis.Redis, keys: Keys) -> None:
     epoch = lead(redis_client, keys, "a")
+    ticks = [TickCommit(epoch, n, (XAdd(keys.steps, b"x"),)) for n in (1, 2, 3)]
     redis_client.script_flush()
-    ticks = [TickCommit(epoch, n, (XAdd(keys.steps, b"x"),)) for n in (1, 2)]
-    assert commit_ticks(redis_client, keys, ticks) == [OK, OK]
+    assert commit(redis_client, keys, ticks[:2]) == [OK, OK]
+    redis_client.script_flush()
+    assert commit(redis_client, keys, ticks[2:]) == [OK]
 
 
 # ---------------------------------------------------------------- workers
