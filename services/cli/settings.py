@@ -73,6 +73,26 @@ class Settings(BaseSettings):
         forward=True,
         ge=0,
     )
+    policy: Literal["fcfs", "priority", "fair"] | None = option(
+        None,
+        "Which request goes next: fcfs (by arrival), priority (smaller is sooner) or fair (least served tenant).",
+        shown="fcfs",
+        forward=True,
+    )
+    priority_ageing_s: float | None = option(
+        None,
+        "Having come this many seconds earlier outweighs a priority that is worse by 1.",
+        shown="60",
+        forward=True,
+        gt=0,
+        allow_inf_nan=False,
+    )
+    tenant_weights: str | None = option(
+        None, "Shares of tenants under the policy fair, as in a=2,b=1.", shown="1 each", forward=True
+    )
+    max_bypasses: int | None = option(
+        None, "How many later requests may pass one that lacks KV blocks.", shown="16", forward=True, ge=0
+    )
     enable_prefix_caching: bool | None = option(None, "Share the KV of common prefixes.", shown="on", forward=True)
     eviction: Literal["lru", "lfu", "fifo"] | None = option(
         None, "Which cached KV block goes first: lru, lfu or fifo.", shown="lru", forward=True

@@ -8,6 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from services.scheduler.core.blocks import Reclaim
 from services.scheduler.core.evictable import Eviction
 from services.scheduler.core.extents import Fit
+from services.scheduler.core.policies.base import PolicyName
 
 
 class Settings(BaseSettings):
@@ -31,6 +32,14 @@ class Settings(BaseSettings):
     # Fields that `SchedulerConfig` has too are handed to it under the same name.
     itl_target_s: float = Field(0.0, ge=0)
     """Prefill beside decode rows makes no step longer than this, in seconds; 0: no bound."""
+    policy: PolicyName = PolicyName.FCFS
+    """Which waiting request goes next: in order of arrival, by its priority, or of the tenant that was served least."""
+    priority_ageing_s: float = Field(60.0, gt=0, allow_inf_nan=False)
+    """Policy `priority`: having come this much earlier outweighs a priority that is worse by 1."""
+    tenant_weights: str = ""
+    """Policy `fair`: shares of tenants, as in `a=2,b=1`; those not named have 1."""
+    max_bypasses: int = Field(16, ge=0)
+    """Later requests that may be admitted before one that lacks KV blocks; then all wait for it."""
     enable_prefix_caching: bool = True
     """Requests that begin alike share the KV of what they have in common, also after the first one ended."""
     eviction: Eviction = Eviction.LRU

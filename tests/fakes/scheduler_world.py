@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.outcomes import Finished
+from services.scheduler.core.policies.base import PolicyName
+from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import SchedulerCore
 from services.scheduler.core.snapshot import restore, snapshot_request_ids, take_snapshot
 from services.scheduler.core.ticks import TickOutcome, apply_tick
@@ -49,6 +51,7 @@ def make_submission(
     max_tokens: int,
     stop_token_ids: tuple[int, ...] = (),
     tenant: str = "",
+    priority: int = 0,
     cache_salt: str = "",
     group: str = "",
     **params: object,
@@ -63,6 +66,7 @@ def make_submission(
         pack_int32(prompt),
         sampling,
         tenant=tenant,
+        priority=priority,
         cache_salt=cache_salt,
         group=group,
     )
@@ -143,6 +147,10 @@ class World:
         self.events: list[RequestEvent] = []
         self.ended: list[Finished] = []
         self.admissions: list[str] = []
+        self.arrived: dict[str, float] = {}
+        """By request: the time of the tick that brought it."""
+        self.bypasses: Counter[str] = Counter()
+        """By request: how often one of its class that came later was admitted before it."""
         self._digest = hashlib.sha256()
 
     # ------------------------------------------------------------ what happens
@@ -257,6 +265,9 @@ class World:
         events, self.pending_events = self.pending_events, []
         number = self.num_ticks
         tick = Tick(number, f"{number}-0", f"{number}-0", number / 1000, tuple(events))
+        for message in intake:
+            if isinstance(message, Submit):
+                self.arrived.setdefault(message.request_id, tick.now)
         running = self._running_by_worker()
         before = take_snapshot(self.core) if not (log or intake or events) else b""
         outcome = apply_tick(self.core, tick, log, intake, self.records)
@@ -378,17 +389,39 @@ class World:
             assert list(unpack_int32(end.output)) == self.readers[end.request_id].tokens[: event.num_output_tokens]
 
     def _judge_admissions(self, plan: StepPlan, worker: str) -> None:
-        """First come, first served: with one worker nobody who would fit it is passed over."""
+        """With one worker, requests of a class go in their order, and classes in that of the policy.
+
+        A fresh one that would fit an empty worker may be passed a few times; one that ran before never is.
+        """
         if len(self.core.lanes) > 1 or not plan.added:
             return
-        arrivals = [self.core.requests[new.request_id].arrival for new in plan.added]
-        assert arrivals == sorted(arrivals)
         room = self.core.lanes[worker].pool.num_blocks * self.config.block_size
-        passed = [w for w in self.core.waiting if w.arrival < arrivals[-1] and w.max_total_tokens <= room]
+        added = [self.core.requests[new.request_id] for new in plan.added]
+        waiting = [request for request in (*self.core.waiting, *added) if request.max_total_tokens <= room]
         seats = [request.seat for request in self.core.requests.values() if request.seat is not None]
         computing = {seat.request.submission.group for seat in seats if seat.first in (0, plan.plan_id)} - {""}
-        passed = [w for w in passed if w.submission.group not in computing]  # those wait for their sibling
-        assert not passed, "a request was passed over"
+        for request in added:
+            for passed in waiting:
+                if passed.submission.group in computing:
+                    continue  # it waits for its sibling
+                if self._goes_before(passed, request, waiting):
+                    assert passed.request_id not in self.admissions, "one that ran before was passed over"
+                    self.bypasses[passed.request_id] += 1
+                    assert self.bypasses[passed.request_id] <= self.config.max_bypasses, "passed over too often"
+            waiting.remove(request)
+
+    def _goes_before(self, one: Request, other: Request, waiting: Sequence[Request]) -> bool:
+        """Whether `one` has its place before `other`. Of two tenants that share fairly, neither has."""
+        places = []
+        for request in (one, other):
+            peers = [peer for peer in waiting if peer.submission.priority == request.submission.priority]
+            oldest = min(peers, key=lambda peer: peer.arrival)
+            rank = self.arrived[oldest.request_id] + oldest.submission.priority * self.config.priority_ageing_s
+            place = (request.request_id not in self.admissions, request.arrival)
+            places.append((rank, oldest.arrival, *place) if self.config.policy is PolicyName.PRIORITY else place)
+        if self.config.policy is PolicyName.FAIR and one.submission.tenant != other.submission.tenant:
+            return False
+        return places[0] < places[1]
 
     def _shadow_result(self, result: StepResult) -> None:
         shadow = self.shadows.get(result.worker)

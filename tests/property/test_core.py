@@ -11,6 +11,7 @@ from services.scheduler.core.blocks import Reclaim
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.evictable import Eviction
 from services.scheduler.core.extents import Fit
+from services.scheduler.core.policies.base import PolicyName
 from shared.messages import CopyKind, FinishReason, IntakeMessage, ProcessDied, Stop, Submit
 from shared.packing import unpack_int32
 from tests.fakes.scheduler_world import World, make_submission
@@ -54,6 +55,10 @@ configs = st.builds(
     max_num_seqs=st.integers(1, 5),
     max_num_batched_tokens=st.integers(1, 12),
     plan_ahead=st.sampled_from([1, 2, 2]),
+    policy=st.sampled_from(PolicyName),
+    priority_ageing_s=st.sampled_from([0.001, 0.02, 1.0]),
+    tenant_weights=st.sampled_from(["", "other=3"]),
+    max_bypasses=st.sampled_from([0, 1, 3, 16]),
     admission_room=st.integers(0, 4),
     enable_prefix_caching=st.sampled_from([True, True, True, False]),
     eviction=st.sampled_from(Eviction),
@@ -92,6 +97,7 @@ class Play:
                     stop_token_ids=((), (), (5, 7))[b % 3],
                     ignore_eos=a % 4 != 0,
                     tenant=("", "", "other")[number % 3],
+                    priority=(0, 0, 5, -5)[b % 4],
                     group=group,
                     choice=choice,
                 )
@@ -175,6 +181,7 @@ class Play:
         self.seen["ignored"] += stats.num_ignored_messages
         self.seen["hits"] += len(self.world.cached)
         self.seen["evicted"] += self.world.num_evicted
+        self.seen["bypassed"] += self.world.bypasses.total()
         self.seen["shared"] += self.world.num_shared
         for reason, count in stats.finished:
             self.seen[reason] += count
@@ -204,6 +211,7 @@ def test_every_text_is_right_whatever_happens() -> None:
         "hits",
         "evicted",
         "shared",
+        "bypassed",
         "forked",
         "forked blocks",
         "copied on write",

@@ -5,7 +5,8 @@ scheduler.py    SchedulerCore: a request's life, one plan per call
 lane.py         one worker incarnation: rows, plans in flight, decode clock
 placement.py    which worker takes a waiting request
 victims.py      who is preempted
-queue.py        the waiting queue and its policy
+admission.py    who of those that wait gets a seat
+queue.py        the waiting queue, by class; policies/ rank the classes
 blocks.py       KV blocks of one worker, ref-counted; free ones in extents.py
 copies.py       blocks that the plan in the making copies
 forks.py        choices of one prompt share its blocks

@@ -6,6 +6,8 @@ from math import isfinite
 from services.scheduler.core.blocks import BlockPool, Reclaim
 from services.scheduler.core.evictable import Eviction
 from services.scheduler.core.extents import Fit
+from services.scheduler.core.policies.base import PolicyName
+from services.scheduler.core.policies.fair import parse_weights
 from shared.errors import ConfigError
 
 
@@ -31,6 +33,14 @@ class SchedulerConfig:
     """Tokens per running row that find a block even after an admission, so that a newcomer is not preempted at once."""
     itl_target_s: float = 0.0
     """Most seconds that a step takes by prefill beside decode rows, by the worker's own rates; 0: no bound."""
+    policy: PolicyName = PolicyName.FCFS
+    """Which waiting request goes next."""
+    priority_ageing_s: float = 60.0
+    """Policy `priority`: having come this many seconds earlier outweighs a priority that is worse by 1."""
+    tenant_weights: str = ""
+    """Policy `fair`: shares of tenants, as in `a=2,b=1`; those not named have 1."""
+    max_bypasses: int = 16
+    """Later requests that may be admitted before one that lacks blocks."""
     enable_prefix_caching: bool = True
     """Full blocks stay findable, so that a request that begins alike does not compute them again."""
     eviction: Eviction = Eviction.LRU
@@ -48,6 +58,11 @@ class SchedulerConfig:
             raise ConfigError(f"plan_ahead must be 1 or 2, not {self.plan_ahead}")
         if self.admission_room < 0:
             raise ConfigError(f"admission_room must not be negative, but is {self.admission_room}")
+        if not (isfinite(self.priority_ageing_s) and self.priority_ageing_s > 0):
+            raise ConfigError(f"priority_ageing_s must be positive, not {self.priority_ageing_s}")
+        if self.max_bypasses < 0:
+            raise ConfigError(f"max_bypasses must not be negative, but is {self.max_bypasses}")
+        parse_weights(self.tenant_weights)
         if not (isfinite(self.itl_target_s) and self.itl_target_s >= 0):
             raise ConfigError(f"itl_target_s must be 0 or a time in seconds, not {self.itl_target_s}")
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from services.scheduler.core.admission import may_be_passed
 from services.scheduler.core.forks import must_wait
 from services.scheduler.core.placement import Placement, blocks_to_admit
 from services.scheduler.core.request import Request, RequestState
@@ -31,12 +32,13 @@ def diagnose(core: "SchedulerCore") -> list[Diagnosis]:
     running = [request for request in core.requests.values() if request.seat is not None]
     found = [_describe(core, request) for request in sorted(running, key=lambda request: request.arrival)]
     placement = Placement(core.lanes.values(), core.config)
-    first = ""
+    before = ""
     for request in core.waiting:
-        reason, detail = _why(core, placement, request, first)
+        reason, detail = _why(core, placement, request, before)
         found.append(_describe(core, request, reason, detail))
-        if reason not in ("no_worker", "larger_worker", "sibling"):
-            first = first or request.request_id
+        lets_pass = reason == "blocks" and may_be_passed(core, placement, request)
+        if reason not in ("no_worker", "larger_worker", "sibling") and not lets_pass:
+            before = before or request.request_id
     return found
 
 
@@ -55,20 +57,21 @@ def _describe(core: "SchedulerCore", request: Request, reason: str = "", detail:
     )
 
 
-def _why(core: "SchedulerCore", placement: Placement, request: Request, first: str) -> tuple[str, str]:
-    """(reason, detail). `first` is the request at the head of the queue if that is another one."""
+def _why(core: "SchedulerCore", placement: Placement, request: Request, before: str) -> tuple[str, str]:
+    """(reason, detail). `before` is the first request that none behind it may pass, if there is one before this."""
     if not core.lanes:
         return "no_worker", "no worker has joined"
     if not placement.fits_some_lane(request):
         return "larger_worker", f"no worker that takes requests holds {request.max_total_tokens} tokens"
     if must_wait(request, core.groups.seated_siblings(request), ()):
         return "sibling", f"another choice of {request.submission.group} is computing their prompt"
-    if first:
-        return "behind", f"{first} goes first"
+    if before:
+        return "behind", f"{before} goes first"
     obstacles = placement.obstacles(request)
     lacking = sorted({obstacle for _, obstacle in obstacles if obstacle})
     if len([obstacle for _, obstacle in obstacles if obstacle]) < len(obstacles):
         return "next_plan", "a worker takes it with its next plan"
     needed = blocks_to_admit(request, core.config)
     parts = [f"{lane.worker} lacks {lack} ({lane.pool.num_available} blocks free)" for lane, lack in obstacles]
-    return lacking[0], f"needs a row and {needed} blocks and some room: {', '.join(parts)}"
+    passed = f"; passed by {request.num_bypassed} of at most {core.config.max_bypasses}" if request.num_bypassed else ""
+    return lacking[0], f"needs a row and {needed} blocks and some room: {', '.join(parts)}{passed}"

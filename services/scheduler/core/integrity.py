@@ -113,7 +113,7 @@ def _check_clock(lane: Lane) -> None:
 
 def _check_requests(core: "SchedulerCore") -> None:
     waiting = list(core.waiting)
-    assert waiting == sorted(waiting, key=core.waiting.policy.key)
+    core.waiting.check_integrity()
     assert len(set(waiting)) == len(waiting)
     for request in core.requests.values():
         is_waiting = request.seat is None

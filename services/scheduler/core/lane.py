@@ -23,6 +23,7 @@ from services.scheduler.core.blocks import BlockPool
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.extents import NOWHERE
 from services.scheduler.core.history import MAX_STEPS, TokenHistory
+from services.scheduler.core.policies.base import Policy
 from services.scheduler.core.prefix_cache import CachedBlock
 from services.scheduler.core.rates import Rates, newest_rates
 from services.scheduler.core.request import Request
@@ -37,12 +38,15 @@ _END_REASONS = frozenset(EndReason)
 class Lane:
     """State of one worker incarnation. `index` is its place in the order of joining."""
 
-    def __init__(self, worker: str, incarnation: int, index: int, pool: BlockPool, config: SchedulerConfig) -> None:
+    def __init__(
+        self, worker: str, incarnation: int, index: int, pool: BlockPool, config: SchedulerConfig, policy: Policy
+    ) -> None:
         self.worker = worker
         self.incarnation = incarnation
         self.index = index
         self.pool = pool
         self.config = config
+        self.policy = policy
         self.draining = False
         self.broken = False
         """A result contradicts its plan, or is missing in the log: nothing it says is believed any more."""
@@ -180,6 +184,7 @@ class Lane:
         self._schedule_decode(seat)
 
     def _schedule_decode(self, seat: Seat) -> None:
+        self.policy.on_decoding(seat)
         self.calendar.setdefault(seat.last, {})[seat.row] = seat
         if seat.last > self.planned:
             self.decode += 1
@@ -307,7 +312,13 @@ class Lane:
         self._leave(seat)
         self.ghosts[seat.row] = Ghost(seat.row, seat.first, min(seat.last, self.planned))
 
+    def tell_policy_left(self, seat: Seat) -> None:
+        """The seat yields nothing more, and its tokens are collected."""
+        if seat.first:
+            self.policy.on_left(seat, max(0, self._collectable(seat) - seat.first))
+
     def _leave(self, seat: Seat) -> None:
+        self.tell_policy_left(seat)
         del self.seats[seat.row]
         self.prefill.pop(seat.row, None)
         self._unschedule(seat)

@@ -79,6 +79,11 @@ class Placement:
     def has_row(self, lane: Lane) -> bool:
         return self._trials[lane.index].num_rows_free > 0
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether some lane has a row left."""
+        return any(trial.num_rows_free for trial in self._trials.values())
+
     def fits_some_lane(self, request: Request) -> bool:
         """Whether the request would fit one of the lanes if that were empty."""
         return self._largest * self._config.block_size >= request.max_total_tokens

@@ -67,6 +67,10 @@ class Request:
     stop_at: int | None = None
     """A stop string completes at this many output tokens, which are not committed yet."""
     num_preemptions: int = 0
+    arrived_at: float = 0.0
+    """When it came, by the tick's time (seconds)."""
+    num_bypassed: int = 0
+    """Later requests that were admitted before it because it lacked blocks."""
     has_left_queue: bool = False
     """It was admitted once, or ended: it no longer counts against the queue's caps."""
     num_cached_tokens: int = -1
@@ -79,6 +83,11 @@ class Request:
     @property
     def request_id(self) -> str:
         return self.submission.request_id
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it ran before; constant while it waits."""
+        return self.has_left_queue or len(self.output) > 0
 
     @property
     def num_prompt_tokens(self) -> int:

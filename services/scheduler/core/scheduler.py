@@ -14,7 +14,8 @@ from services.scheduler.core.forks import Groups
 from services.scheduler.core.integrity import check_integrity
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.outcomes import Finished, LiveOutput, ScheduledPlan, SchedulerStats
-from services.scheduler.core.queue import Fcfs, Policy, WaitingQueue
+from services.scheduler.core.policies import make_policy
+from services.scheduler.core.queue import WaitingQueue
 from services.scheduler.core.request import Request, RequestState, Signal
 from shared.messages import (
     FINISH_REASONS,
@@ -63,11 +64,14 @@ class KnownWorker:
 class SchedulerCore:
     """The state machine of one pool."""
 
-    def __init__(self, config: SchedulerConfig, policy: Policy | None = None) -> None:
+    def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
+        self.policy = make_policy(config)
+        self.now = 0.0
+        """Of the present tick, seconds."""
         self.requests: dict[str, Request] = {}
         self.groups = Groups()
-        self.waiting = WaitingQueue(policy or Fcfs())
+        self.waiting = WaitingQueue(self.policy)
         self.lanes: dict[str, Lane] = {}
         self.known_workers: dict[str, KnownWorker] = {}
         self.counters = Counters()
@@ -102,10 +106,12 @@ class SchedulerCore:
             self.counters.ignored += 1
             return
         request = Request(submission, arrival=self.num_arrivals, num_cached_tokens=num_cached_tokens)
+        request.arrived_at = self.now
         self.num_arrivals += 1
         request.output.extend(output)
         self.requests[request.request_id] = request
         self.groups.add(request)
+        self.policy.on_live(request)
         self.waiting.push(request)
         if end_reason is None and output and len(output) >= submission.params.max_tokens:
             end_reason = EndReason.LENGTH
@@ -156,7 +162,9 @@ class SchedulerCore:
             self.on_worker_lost(lane.worker, lane.incarnation)
         known.num_blocks = joined.num_blocks
         pool = self.config.make_pool(joined.num_blocks)
-        self.lanes[joined.worker] = Lane(joined.worker, joined.incarnation, self.num_joins, pool, self.config)
+        self.lanes[joined.worker] = Lane(
+            joined.worker, joined.incarnation, self.num_joins, pool, self.config, self.policy
+        )
         self.num_joins += 1
         self._reject_what_never_fits()
 
@@ -181,6 +189,7 @@ class SchedulerCore:
         del self.lanes[worker]
         for seat in lane.seats.values():
             lane.collect(seat)
+            lane.tell_policy_left(seat)
             seat.request.seat = None
             seat.request.apply(Signal.REQUEUE)
             self.waiting.push(seat.request)
@@ -223,10 +232,11 @@ class SchedulerCore:
         return any(lane.can_plan for lane in self.lanes.values())
 
     def schedule(self, now: float) -> ScheduledPlan | None:
-        """The next plan that is due, for the worker with the fewest plans in flight. `now` is for policies (seconds).
+        """The next plan that is due, for the worker with the fewest plans in flight, at time `now` (seconds).
 
         None if no plan is due. Without a plan and without an event the state is unchanged.
         """
+        self.now = now
         for depth in range(self.config.plan_ahead):
             for lane in self.lanes.values():
                 if len(lane.in_flight) == depth and lane.can_plan:
@@ -250,6 +260,7 @@ class SchedulerCore:
         request.apply(Signal.FINISH)
         del self.requests[request.request_id]
         self.groups.remove(request)
+        self.policy.on_ended(request)
         self._awaiting_stop.pop(request.request_id, None)
         self._remember_end(request.request_id)
         self.finished_by_reason[reason] += 1

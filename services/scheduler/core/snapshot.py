@@ -11,8 +11,8 @@ import msgspec
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.history import TokenHistory
 from services.scheduler.core.lane import Lane
+from services.scheduler.core.policies.base import PolicyState
 from services.scheduler.core.prefix_cache import Parent
-from services.scheduler.core.queue import Policy
 from services.scheduler.core.rates import Rates
 from services.scheduler.core.request import Request, RequestState
 from services.scheduler.core.saved_pool import SavedPool, restore_pool, save_pool
@@ -22,7 +22,7 @@ from shared.errors import PagewireError
 from shared.messages import FinishReason, Submission
 from shared.packing import pack_int32, unpack_int32
 
-FORMAT = 4
+FORMAT = 5
 """Rises with every change of the structs below or of what the core makes of them."""
 
 
@@ -37,6 +37,8 @@ class _Struct(msgspec.Struct, frozen=True, array_like=True):
 class _SavedRequest(_Struct, frozen=True):
     request_id: str
     arrival: int
+    arrived_at: float
+    num_bypassed: int
     output: bytes
     stop_at: int | None
     num_preemptions: int
@@ -76,7 +78,7 @@ class _SavedLane(_Struct, frozen=True):
 class _Snapshot(_Struct, frozen=True):
     format: int
     config: dict[str, bool | int | float | str]
-    policy: str
+    policy: PolicyState
     requests: list[_SavedRequest]
     """Live ones, in the order of `SchedulerCore.requests`."""
     lanes: list[_SavedLane]
@@ -100,7 +102,7 @@ def take_snapshot(core: SchedulerCore) -> bytes:
         _Snapshot(
             format=FORMAT,
             config=_config_dict(core.config),
-            policy=core.waiting.policy.name,
+            policy=core.policy.save(),
             requests=[_save_request(core, request) for request in core.requests.values()],
             lanes=[_save_lane(lane) for lane in core.lanes.values()],
             known_workers=[(name, known.fenced, known.num_blocks) for name, known in core.known_workers.items()],
@@ -123,26 +125,26 @@ def snapshot_request_ids(data: bytes) -> list[str]:
     return [saved.request_id for saved in _decode(data).requests]
 
 
-def restore(
-    data: bytes, config: SchedulerConfig, submissions: Mapping[str, Submission], policy: Policy | None = None
-) -> SchedulerCore:
+def restore(data: bytes, config: SchedulerConfig, submissions: Mapping[str, Submission]) -> SchedulerCore:
     """The core that `take_snapshot` was given.
 
     Raises:
         UnusableSnapshot: other format or configuration, or a submission is missing.
     """
     saved = _decode(data)
-    core = SchedulerCore(config, policy)
-    if saved.config != _config_dict(config) or saved.policy != core.waiting.policy.name:
+    core = SchedulerCore(config)
+    if saved.config != _config_dict(config):
         raise UnusableSnapshot("the snapshot was taken under another configuration")
     for saved_request in saved.requests:
         request = core.requests[saved_request.request_id] = _restore_request(saved_request, submissions)
         core.groups.add(request)
+        core.policy.on_live(request)
     for saved_lane in saved.lanes:
         core.lanes[saved_lane.worker] = _restore_lane(saved_lane, core)
     for request in core.requests.values():
         if request.seat is None:
             core.waiting.push(request)
+    core.policy.load(saved.policy)
     core.known_workers = {name: KnownWorker(fenced, num_blocks) for name, fenced, num_blocks in saved.known_workers}
     core.counters = Counters(*saved.counters)
     core.finished_by_reason = dict(zip(FinishReason, saved.finished, strict=True))
@@ -173,6 +175,8 @@ def _save_request(core: SchedulerCore, request: Request) -> _SavedRequest:
     return _SavedRequest(
         request_id=request.request_id,
         arrival=request.arrival,
+        arrived_at=request.arrived_at,
+        num_bypassed=request.num_bypassed,
         output=pack_int32(request.output),
         stop_at=request.stop_at,
         num_preemptions=request.num_preemptions,
@@ -188,6 +192,8 @@ def _restore_request(saved: _SavedRequest, submissions: Mapping[str, Submission]
     return Request(
         submission=submission,
         arrival=saved.arrival,
+        arrived_at=saved.arrived_at,
+        num_bypassed=saved.num_bypassed,
         output=unpack_int32(saved.output),
         stop_at=saved.stop_at,
         num_preemptions=saved.num_preemptions,
@@ -229,7 +235,9 @@ def _save_seat(seat: Seat) -> _SavedSeat:
 
 
 def _restore_lane(saved: _SavedLane, core: SchedulerCore) -> Lane:
-    lane = Lane(saved.worker, saved.incarnation, saved.index, restore_pool(saved.pool, core.config), core.config)
+    lane = Lane(
+        saved.worker, saved.incarnation, saved.index, restore_pool(saved.pool, core.config), core.config, core.policy
+    )
     lane.draining, lane.broken = saved.draining, saved.broken
     lane.planned, lane.answered = saved.planned, saved.answered
     lane.in_flight.extend(InFlight(*plan) for plan in saved.in_flight)

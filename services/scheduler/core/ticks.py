@@ -52,6 +52,7 @@ def apply_tick(
     `intake` points to; a `Submit` whose record is missing is ignored and counted, like every late, doubled or unknown
     message.
     """
+    core.now = tick.now
     for entry in log:
         _apply_log(core, entry)
     for message in intake:

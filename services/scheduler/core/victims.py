@@ -16,4 +16,4 @@ def choose_victim(core: "SchedulerCore", lane: Lane) -> Seat:
     """
     oldest, *others = sorted(lane.seats.values(), key=lambda seat: seat.request.arrival)
     assert others, f"request {oldest.request.request_id} lacks blocks though it is alone"
-    return max(others, key=lambda seat: core.waiting.policy.key(seat.request))
+    return max(others, key=lambda seat: core.policy.precedence(seat.request))

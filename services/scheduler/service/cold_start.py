@@ -91,6 +91,7 @@ def rebuild(client: redis.Redis, keys: Keys, config: SchedulerConfig, *, tick: i
     for survivor in survivors:
         if not survivor.is_over:
             told = survivor.num_cached_tokens or (0 if survivor.output else -1)
+            core.now = min(now, survivor.record.submission.created)  # it goes on ageing
             core.add_request(survivor.record.submission, survivor.output, survivor.end_reason, told)
     intake = _stops_and_aborts(client, keys, {survivor.request_id for survivor in survivors}, intake_id)
     say = logs.warning if tick else logs.info

@@ -57,6 +57,14 @@ def test_the_scheduler_is_told_how_to_keep_blocks(model: Path, monkeypatch: pyte
     }
 
 
+def test_the_scheduler_is_told_who_goes_first(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = {"policy": "fair", "priority_ageing_s": 5.0, "tenant_weights": "a=2,b=1", "max_bypasses": 3}
+    bases = [environment(load_settings(options), model) for options in (flags, {})]
+    given, default = (load(SchedulerSettings, composition.scheduler_spec(b).environment, monkeypatch) for b in bases)
+    assert {name: getattr(given, name) for name in flags} == flags
+    assert [getattr(default, name) for name in flags] == ["fcfs", 60.0, "", 16]
+
+
 def test_scheduler_and_worker_agree_on_what_was_not_given(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = environment(load_settings({}), model)
     scheduler = load(SchedulerSettings, composition.scheduler_spec(base).environment, monkeypatch)

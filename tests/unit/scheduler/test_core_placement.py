@@ -107,7 +107,7 @@ def test_every_waiting_request_has_a_reason() -> None:
 
 
 def test_the_first_in_line_is_told_what_lacks_and_others_whom_they_wait_for() -> None:
-    world = make_world("w", num_blocks=10)
+    world = make_world("w", num_blocks=10, max_bypasses=0)
     submit(world, "big", size=30, max_tokens=10)
     submit(world, "first", size=20, max_tokens=20)
     submit(world, "second")

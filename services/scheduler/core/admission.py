@@ -1,0 +1,136 @@
+"""Giving waiting requests a seat, in the policy's order.
+
+The order has one exception. A fresh request that lacks blocks while rows are free lets later ones pass that fit, so
+that one large prompt does not idle a worker: at most `max_bypasses` times, after which nobody passes until it is
+admitted, and it keeps its place all the while. A request that ran before is never passed: the blocks it lacks are those
+that it gave up.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from services.scheduler.core import forks
+from services.scheduler.core.lane import Lane
+from services.scheduler.core.placement import Placement
+from services.scheduler.core.prefix_cache import CachedBlock
+from services.scheduler.core.request import Request, Signal
+from services.scheduler.core.seats import PlanDraft, Seat
+
+if TYPE_CHECKING:
+    from services.scheduler.core.scheduler import SchedulerCore
+
+PATIENCE = 4
+"""Plans per worker that may leave the first waiting request to a less loaded worker. (It may be hung.)"""
+MAX_PASSED = 8
+"""Requests that may lack blocks before a plan looks no further; each costs about as much as an admission."""
+
+
+class Placed(NamedTuple):
+    """A request that goes to a lane now."""
+
+    request: Request
+    hits: list[CachedBlock]
+    source: Seat | None
+    """The sibling's seat from which it forks."""
+    num_passed: int
+    """Of `Trial.passed`, those that it passes."""
+
+
+class Trial(NamedTuple):
+    """Who would be admitted on one lane, and at whose cost."""
+
+    placed: list[Placed]
+    passed: list[Request]
+    """They lack blocks, in order."""
+    first_target: Lane | None
+    """Where the first request goes that goes anywhere."""
+
+
+def admit(core: "SchedulerCore", lane: Lane, draft: PlanDraft, budget: int) -> None:
+    """Seat the waiting requests whose place is this lane, in order, while budget and rows last."""
+    if not (budget and lane.free_rows and len(core.waiting)) or lane.draining:
+        return
+    trial = _place(core, lane, budget)
+    for request, hits, source, num_passed in trial.placed:
+        core.waiting.remove(request)
+        is_fresh = not request.has_begun
+        core.leave_queue(request)
+        request.apply(Signal.ADMIT)
+        request.num_bypassed = 0
+        for passed in trial.passed[:num_passed]:
+            passed.num_bypassed += 1
+        if source is None:
+            seat = lane.admit(draft, request, hits)
+            _count_hits(core, seat)
+        else:
+            seat = forks.fork(lane, draft, request, source)
+            _count_fork(core, seat)
+        if is_fresh:
+            core.policy.on_admitted(request, seat.known - seat.computed)
+        budget = lane.prefill_chunk(draft, seat, budget)
+    if trial.first_target is lane:
+        core.times_passed_over = 0
+    elif trial.first_target is not None and (lane.decode or draft.chunks):
+        core.times_passed_over += 1
+
+
+def _count_hits(core: "SchedulerCore", seat: Seat) -> None:
+    """Note what of a newcomer is computed already, and tell readers once."""
+    request = seat.request
+    core.counters.cache_queries += seat.known
+    core.counters.cache_hits += seat.computed
+    if request.num_cached_tokens < 0:
+        request.num_cached_tokens = min(seat.computed, request.num_prompt_tokens)
+        if request.num_cached_tokens:
+            core.newly_cached.append((request.request_id, request.num_cached_tokens))
+
+
+def _count_fork(core: "SchedulerCore", seat: Seat) -> None:
+    """A fork spares what its sibling computed; the cache has nothing to do with it."""
+    request = seat.request
+    core.counters.forks += 1
+    core.counters.forked_blocks += forks.extent_of(request, core.config.block_size).num_shared
+    request.num_cached_tokens = max(0, request.num_cached_tokens)
+
+
+def _place(core: "SchedulerCore", lane: Lane, budget: int) -> Trial:
+    """Waiting requests that go to `lane` now. Changes nothing."""
+    placement = Placement(core.lanes.values(), core.config)
+    placed: list[Placed] = []
+    passed: list[Request] = []
+    first_target: Lane | None = None
+    most = core.config.max_bypasses
+    """Requests that may still be placed."""
+    entering: dict[str, None] = {}
+    for request in core.waiting:
+        if not placement.fits_some_lane(request):
+            continue  # waits for a larger worker, in nobody's way
+        siblings = core.groups.seated_siblings(request)
+        source = forks.find_source(placement, request, siblings, lane)
+        if source is None and forks.must_wait(request, siblings, entering):
+            continue
+        impatient = first_target is None and core.times_passed_over >= PATIENCE * len(core.lanes)
+        target = source.lane if source else placement.place(request, preferred=lane if impatient else None)
+        if target is None:
+            if not may_be_passed(core, placement, request) or len(passed) == MAX_PASSED:
+                break
+            room = core.config.max_bypasses - request.num_bypassed
+            most = min(most, room) if passed else room
+            passed.append(request)
+            continue
+        first_target = first_target or target
+        entering[request.submission.group] = None
+        if target is lane:
+            hits = placement.hits(request, lane) if source is None else []
+            placed.append(Placed(request, hits, source, len(passed)))
+            budget -= min(budget, 1 if source else request.num_tokens - len(hits) * core.config.block_size)
+            most -= len(passed) > 0
+            if not budget or not placement.has_row(lane):
+                break
+        if passed and most <= 0:
+            break
+    return Trial(placed, passed, first_target)
+
+
+def may_be_passed(core: "SchedulerCore", placement: Placement, request: Request) -> bool:
+    """Whether later requests may go before this one, which goes nowhere now."""
+    return placement.has_rows and not request.has_begun and request.num_bypassed < core.config.max_bypasses
