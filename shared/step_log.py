@@ -26,6 +26,8 @@ class Update:
     tokens: list[int] = field(default_factory=list)
     num_committed: int = 0
     """Committed output tokens after this update."""
+    logprobs: list[float] = field(default_factory=list)
+    """Of `tokens`, if the request's results carry them."""
     end_reason: EndReason | None = None
     """A worker's token-level ending: no token follows."""
     event: RequestEvent | None = None
@@ -141,10 +143,10 @@ class StepLogFollower:
     def _attribute(self, worker: _Worker, step: StepResult) -> list[Update]:
         updates: dict[str, Update] = {}
         if worker.rows:
-            tokens = unpack_int32(step.tokens)
+            tokens, logprobs = unpack_int32(step.tokens), dict(step.logprobs)
             for row, seat in worker.rows.items():
                 if row < len(tokens) and tokens[row] != NO_TOKEN:
-                    self._accept(updates, seat, tokens[row])
+                    self._accept(updates, seat, tokens[row], logprobs.get(row))
         for row, reason in step.ended:
             ended = worker.rows.pop(row, None)
             if ended is not None:
@@ -152,7 +154,7 @@ class StepLogFollower:
         self._check_roster(updates, worker, step)
         return list(updates.values())
 
-    def _accept(self, updates: dict[str, Update], seat: _Row, token: int) -> None:
+    def _accept(self, updates: dict[str, Update], seat: _Row, token: int, logprob: float | None) -> None:
         index, seat.next_index = seat.next_index, seat.next_index + 1
         tracked = self._tracked[seat.request_id]
         if tracked.ended or index < tracked.committed:
@@ -162,6 +164,8 @@ class StepLogFollower:
             update.gap = True
         else:
             update.tokens.append(token)
+            if logprob is not None:
+                update.logprobs.append(logprob)
             tracked.committed += 1
         update.num_committed = tracked.committed
 

@@ -43,6 +43,11 @@ def choose_token(checksum: int, params: SamplingParams, output_index: int) -> in
     return token
 
 
+def token_logprob(checksum: int, token: int) -> float:
+    """The pretended log-probability of a token after a context; exact as float32, and so are its sums."""
+    return -(1 + zlib.crc32(pack_int32([token]), checksum) % 512) / 64
+
+
 def find_ending(token: int, params: SamplingParams, output_index: int) -> EndReason | None:
     """Whether the output ends with this token."""
     if output_index >= params.min_tokens:
@@ -64,6 +69,15 @@ def reference_output(submission: Submission) -> tuple[list[int], EndReason]:
         if ending is not None:
             return output, ending
         checksum = zlib.crc32(pack_int32([token]), checksum)
+
+
+def reference_logprob(submission: Submission, tokens: Sequence[int]) -> float:
+    """The sum of the log-probabilities of an output."""
+    total, checksum = 0.0, zlib.crc32(submission.prompt_tokens)
+    for token in tokens:
+        total += token_logprob(checksum, token)
+        checksum = zlib.crc32(pack_int32([token]), checksum)
+    return total
 
 
 @dataclass(slots=True)
@@ -119,6 +133,7 @@ class ContentWorker:
         self.inbox: deque[StepPlan] = deque()
         self.last_plan = 0
         self._scheduled: list[int] = []
+        self._checksums: dict[int, int] = {}
         self.faulty: set[str] = set()
         """Requests that this worker cannot compute: their rows end with an error when they are due."""
 
@@ -216,7 +231,11 @@ class ContentWorker:
             if row.computed == len(row.tokens):
                 sampling.append(number)
         self._scheduled = [*decoding, *(number for number in chunks if number in self.rows)]
-        return {number: self._sample(self.rows[number]) for number in sampling if not self._is_faulty(number)}
+        self._checksums = {n: self._checksum(self.rows[n]) for n in sampling if not self._is_faulty(n)}
+        return {
+            number: choose_token(checksum, self.rows[number].params, self.rows[number].output_index)
+            for number, checksum in self._checksums.items()
+        }
 
     def _is_faulty(self, number: int) -> bool:
         return self.rows[number].request_id in self.faulty
@@ -241,23 +260,26 @@ class ContentWorker:
         """What a block of the host pool holds now, packed."""
         return pack_int32(self.host[block_id * self.block_size : (block_id + 1) * self.block_size])
 
-    def _sample(self, row: Row) -> int:
+    def _checksum(self, row: Row) -> int:
+        """Of everything in front of the row's next token, as its blocks hold it."""
         checksum = 0
         for index, block_id in enumerate(row.blocks):
             held = min(self.block_size, row.computed - index * self.block_size)
             if held > 0:
                 start = block_id * self.block_size
                 checksum = zlib.crc32(pack_int32(self.memory[start : start + held]), checksum)
-        return choose_token(checksum, row.params, row.output_index)
+        return checksum
 
     def _publish(self, plan_id: int, left: Sequence[int], sampled: dict[int, int]) -> StepResult:
         tokens = array("i", [NO_TOKEN]) * (max(sampled, default=-1) + 1)
-        joined, ended = [], []
+        joined, ended, logprobs = [], [], []
         for number, token in sorted(sampled.items()):
             row = self.rows[number]
             tokens[number] = token
             if not row.has_joined:
                 joined.append((number, row.request_id, row.output_index))
+            if row.params.with_logprobs:
+                logprobs.append((number, token_logprob(self._checksums[number], token)))
             ending = find_ending(token, row.params, row.output_index)
             row.tokens.append(token)
             row.is_decode = row.has_joined = True
@@ -276,6 +298,7 @@ class ContentWorker:
             left=tuple(left),
             ended=tuple(ended),
             roster=tuple(self._roster()) if plan_id % ROSTER_EVERY == 0 else (),
+            logprobs=tuple(logprobs),
             rates=self.rates if plan_id % ROSTER_EVERY in (0, 1) else (),
         )
 

@@ -38,10 +38,10 @@ from shared.messages import (
     WorkerJoined,
     encode,
 )
-from shared.packing import pack_int32, unpack_int32
+from shared.packing import pack_int32, unpack_float32, unpack_int32
 from shared.sampling import SamplingParams
 from shared.step_log import StepLogFollower
-from tests.fakes.content_worker import ContentWorker, reference_output
+from tests.fakes.content_worker import ContentWorker, reference_logprob, reference_output
 
 
 def make_submission(
@@ -144,6 +144,7 @@ class World:
         self.cached: dict[str, int] = {}
         """Cached prompt tokens of requests, as readers were told."""
         self.num_lost = 0
+        self.num_logprobs = 0
         self.events: list[RequestEvent] = []
         self.ended: list[Finished] = []
         self.admissions: list[str] = []
@@ -387,6 +388,16 @@ class World:
         for event, end in zip(finished, outcome.finished, strict=True):
             assert (end.final.reason, end.final.num_output_tokens) == (event.reason, event.num_output_tokens)
             assert list(unpack_int32(end.output)) == self.readers[end.request_id].tokens[: event.num_output_tokens]
+            self._judge_logprobs(end)
+
+    def _judge_logprobs(self, end: Finished) -> None:
+        submission, output = self.records[end.request_id], unpack_int32(end.output)
+        if submission.params.with_logprobs:
+            assert end.final.cumulative_logprob == reference_logprob(submission, output), "not the tokens' probability"
+            assert sum(unpack_float32(end.logprobs)) == end.final.cumulative_logprob
+            self.num_logprobs += len(output)
+        else:
+            assert not end.final.cumulative_logprob and not end.logprobs
 
     def _judge_admissions(self, plan: StepPlan, worker: str) -> None:
         """With one worker, requests of a class go in their order, and classes in that of the policy.

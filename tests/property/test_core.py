@@ -100,6 +100,7 @@ class Play:
                     priority=(0, 0, 5, -5)[b % 4],
                     group=group,
                     choice=choice,
+                    with_logprobs=b % 4 == 0,
                 )
             )
 
@@ -182,6 +183,7 @@ class Play:
         self.seen["hits"] += len(self.world.cached)
         self.seen["evicted"] += self.world.num_evicted
         self.seen["bypassed"] += self.world.bypasses.total()
+        self.seen["logprobs"] += self.world.num_logprobs
         self.seen["shared"] += self.world.num_shared
         for reason, count in stats.finished:
             self.seen[reason] += count
@@ -215,6 +217,7 @@ def test_every_text_is_right_whatever_happens() -> None:
         "forked",
         "forked blocks",
         "copied on write",
+        "logprobs",
         "restart",
         "fence",
         "grave",

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 
-from services.scheduler.core import residency
+from services.scheduler.core import logprobs, residency
 from services.scheduler.core.blocks import BlockPool
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.extents import NOWHERE
@@ -222,6 +222,8 @@ class Lane:
         # Token ids are not negative, so four 0xff bytes are NO_TOKEN at any alignment.
         num_yields = len(tokens) // 4 - tokens.count(_NOTHING)
         due = self.calendar.get(result.step_id, {})
+        if result.logprobs and not logprobs.are_sound(result):
+            return True
         return num_yields + num_ended_silent != self.in_flight[0].num_yields or not due.keys() <= ended
 
     def commit(self, result: StepResult) -> list[Ending]:
@@ -229,6 +231,8 @@ class Lane:
         plan = self.in_flight.popleft()
         self.answered = result.step_id
         self.history.append(result.tokens)
+        if result.logprobs:
+            logprobs.note(self.seats, result)
         self.rates = newest_rates(self.rates, result.rates)
         endings = [ending for row, reason in result.ended if (ending := self._end(result, row, EndReason(reason)))]
         self._settle()

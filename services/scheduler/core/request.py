@@ -63,6 +63,8 @@ class Request:
     """Its place: smaller came sooner, unique."""
     state: RequestState = RequestState.WAITING
     output: "array[int]" = field(default_factory=lambda: array("i"))
+    logprobs: "array[float]" = field(default_factory=lambda: array("f"))
+    """Log-probabilities of committed output tokens, if `params.with_logprobs`."""
     seat: "Seat | None" = None
     stop_at: int | None = None
     """A stop string completes at this many output tokens, which are not committed yet."""

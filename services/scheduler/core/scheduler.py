@@ -7,7 +7,7 @@ budget of tokens per pass. Running requests go first, then waiting ones in the p
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.scheduler.core import planning
+from services.scheduler.core import logprobs, planning
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.diagnostics import Diagnosis, diagnose
 from services.scheduler.core.forks import Groups
@@ -96,9 +96,10 @@ class SchedulerCore:
         output: Sequence[int] = (),
         end_reason: EndReason | None = None,
         num_cached_tokens: int = -1,
+        token_logprobs: Sequence[float] = (),
     ) -> None:
         """Queue a request. After a cold start: `output` is what it had committed, `end_reason` how a worker ended it,
-        `num_cached_tokens` what readers were told of its first admission.
+        `num_cached_tokens` what readers were told of its first admission, `token_logprobs` those of `output`.
 
         A request that can never fit ends at once as rejected. An id that is live or ended lately is ignored.
         """
@@ -109,6 +110,7 @@ class SchedulerCore:
         request.arrived_at = self.now
         self.num_arrivals += 1
         request.output.extend(output)
+        request.logprobs.extend(token_logprobs)
         self.requests[request.request_id] = request
         self.groups.add(request)
         self.policy.on_live(request)
@@ -264,8 +266,16 @@ class SchedulerCore:
         self._awaiting_stop.pop(request.request_id, None)
         self._remember_end(request.request_id)
         self.finished_by_reason[reason] += 1
-        final = Final(reason, num_output_tokens, int(end_reason), message, max(0, request.num_cached_tokens))
-        self._finished.append(Finished(request.request_id, final, pack_int32(request.output[:num_output_tokens])))
+        final = Final(
+            reason=reason,
+            num_output_tokens=num_output_tokens,
+            end_reason=int(end_reason),
+            message=message,
+            num_cached_tokens=max(0, request.num_cached_tokens),
+            cumulative_logprob=logprobs.cumulative(request, num_output_tokens),
+        )
+        output = pack_int32(request.output[:num_output_tokens])
+        self._finished.append(Finished(request.request_id, final, output, logprobs.packed(request, num_output_tokens)))
         self.emit(request, EventKind.FINISHED, num_output_tokens, reason, message)
 
     def _remember_end(self, request_id: str) -> None:
@@ -355,7 +365,13 @@ class SchedulerCore:
             lane = seat.lane
             if 0 < seat.first <= lane.answered:
                 place = (lane.worker, lane.incarnation, seat.row)
-        return LiveOutput(request.request_id, pack_int32(request.output), place, max(0, request.num_cached_tokens))
+        return LiveOutput(
+            request_id=request.request_id,
+            output=pack_int32(request.output),
+            seat=place,
+            num_cached_tokens=max(0, request.num_cached_tokens),
+            logprobs=logprobs.packed(request, len(request.output)),
+        )
 
     def stats(self) -> SchedulerStats:
         lanes, counters = self.lanes.values(), self.counters

@@ -20,9 +20,9 @@ from services.scheduler.core.scheduler import Counters, KnownWorker, SchedulerCo
 from services.scheduler.core.seats import Ghost, InFlight, Seat
 from shared.errors import PagewireError
 from shared.messages import FinishReason, Submission
-from shared.packing import pack_int32, unpack_int32
+from shared.packing import pack_float32, pack_int32, unpack_float32, unpack_int32
 
-FORMAT = 5
+FORMAT = 6
 """Rises with every change of the structs below or of what the core makes of them."""
 
 
@@ -44,6 +44,7 @@ class _SavedRequest(_Struct, frozen=True):
     num_preemptions: int
     has_left_queue: bool
     num_cached_tokens: int
+    logprobs: bytes
 
 
 class _SavedSeat(_Struct, frozen=True):
@@ -182,6 +183,7 @@ def _save_request(core: SchedulerCore, request: Request) -> _SavedRequest:
         num_preemptions=request.num_preemptions,
         has_left_queue=request.has_left_queue,
         num_cached_tokens=request.num_cached_tokens,
+        logprobs=pack_float32(request.logprobs),
     )
 
 
@@ -199,6 +201,7 @@ def _restore_request(saved: _SavedRequest, submissions: Mapping[str, Submission]
         num_preemptions=saved.num_preemptions,
         has_left_queue=saved.has_left_queue,
         num_cached_tokens=saved.num_cached_tokens,
+        logprobs=unpack_float32(saved.logprobs),
     )
 
 

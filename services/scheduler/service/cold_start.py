@@ -7,7 +7,7 @@
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import redis
@@ -37,6 +37,8 @@ class Survivor:
 
     record: RequestRecord
     output: list[int]
+    logprobs: list[float] = field(default_factory=list)
+    """Of `output`, if it asked for them."""
     end_reason: EndReason | None = None
     is_over: bool = False
     """Its terminal event is in the log."""
@@ -92,7 +94,7 @@ def rebuild(client: redis.Redis, keys: Keys, config: SchedulerConfig, *, tick: i
         if not survivor.is_over:
             told = survivor.num_cached_tokens or (0 if survivor.output else -1)
             core.now = min(now, survivor.record.submission.created)  # it goes on ageing
-            core.add_request(survivor.record.submission, survivor.output, survivor.end_reason, told)
+            core.add_request(survivor.record.submission, survivor.output, survivor.end_reason, told, survivor.logprobs)
     intake = _stops_and_aborts(client, keys, {survivor.request_id for survivor in survivors}, intake_id)
     say = logs.warning if tick else logs.info
     say("cold_start", num_requests=len(core.requests), tick=tick, log_id=log_id, intake_id=intake_id)
@@ -110,7 +112,8 @@ def _survivors(client: redis.Redis, keys: Keys) -> list[Survivor]:
         for raw in raws:
             record = None if isinstance(raw, Exception) else parse_record(raw)
             if record is not None and record.final is None and is_sound(record.submission):
-                found.append(Survivor(record, list(record.output), num_cached_tokens=record.num_cached_tokens))
+                told = record.num_cached_tokens
+                found.append(Survivor(record, list(record.output), list(record.logprobs), num_cached_tokens=told))
     return sorted(found, key=lambda survivor: (survivor.record.submission.created, survivor.request_id))
 
 
@@ -151,6 +154,7 @@ def _catch_up(client: redis.Redis, keys: Keys, survivors: list[Survivor], until:
         for update in updates:
             survivor = by_id[update.request_id]
             survivor.output += update.tokens
+            survivor.logprobs += update.logprobs
             survivor.has_gap |= update.gap
             if not survivor.has_gap:
                 survivor.end_reason = update.end_reason or survivor.end_reason

@@ -31,7 +31,7 @@ from shared.records import RequestRecord, read_record
 from shared.redis_client import connect, connect_async
 from shared.scripts import submit
 from shared.streams import scan
-from tests.fakes.content_worker import reference_output
+from tests.fakes.content_worker import reference_logprob, reference_output
 from tests.fakes.live_worker import LiveWorker
 from tests.fakes.scheduler_world import make_submission
 
@@ -140,7 +140,10 @@ class Pool:
             prompt = [*prefix]
             prompt += [self._random.randrange(1, 24) for _ in range(self._random.randint(min_prompt, max_prompt))]
             length = self._random.randint(max(1, max_tokens // 2), max_tokens)
-            submission = make_submission(f"r{len(self.submissions)}", prompt, max_tokens=length, min_tokens=length // 2)
+            number = len(self.submissions)
+            submission = make_submission(
+                f"r{number}", prompt, max_tokens=length, min_tokens=length // 2, with_logprobs=number % 2 == 0
+            )
             self.submissions[submission.request_id] = submission
             fresh.append(submission)
         asyncio.run(self._submit(fresh))
@@ -186,6 +189,8 @@ class Pool:
             expected, reason = reference_output(submission)
             assert list(record.output) == expected, request_id
             assert record.final is not None and record.final.end_reason == reason, request_id
+            logprob = reference_logprob(submission, expected) if submission.params.with_logprobs else 0.0
+            assert record.final.cumulative_logprob == logprob == sum(record.logprobs), request_id
 
     def told_cached(self) -> dict[str, int]:
         """Cached prompt tokens of requests, as the log tells them; each is told once."""

@@ -76,6 +76,8 @@ def test_a_doubled_result_counts_once() -> None:
         {"tokens": pack_int32([9, 9, 9])},
         {"tokens": b"\1\2\3"},
         {"tokens": pack_int32([9] * 200)},
+        {"logprobs": ((0, -1.0), (0, -1.0))},
+        {"logprobs": ((0, float("nan")),)},
         {"ended": ((5, EndReason.EOS),)},
         {"ended": ((0, 77),)},
         {"ended": ((0, EndReason.EOS), (0, EndReason.EOS))},

@@ -77,6 +77,19 @@ def test_tokens_follow_their_row_and_foreign_rows_are_not_touched() -> None:
     assert collect(follow("a", "b"), log) == {"a": [11, 12, 13], "b": [31, 32]}
 
 
+def test_log_probabilities_go_with_the_tokens_that_count() -> None:
+    follower = follow("a")
+    log = [
+        msgspec.structs.replace(step(1, [11, 21], joined=((0, "a", 0), (1, "b", 0))), logprobs=((0, -0.5),)),
+        msgspec.structs.replace(step(2, [12, 22]), logprobs=((0, -0.25), (1, -3.0))),
+    ]
+    updates = [update for message in log for update in follower.apply(message)]
+    assert [(update.tokens, update.logprobs) for update in updates] == [([11], [-0.5]), ([12], [-0.25])]
+    late = StepLogFollower()
+    late.track("a", committed=1)
+    assert late.apply(log[0]) == [], "a token that was known already counts once"
+
+
 def test_an_ended_row_yields_its_last_token_and_may_be_reused() -> None:
     follower = follow("a", "b")
     assert follower.apply(step(1, [5], joined=((0, "a", 0),)))[0].end_reason is None
