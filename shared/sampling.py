@@ -68,6 +68,11 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
+MAX_CHOICES = 128
+"""Of `n` and `best_of`. Each is a request of its own, and they are queued together: an unbounded number would stop
+everyone else (CVE-2026-34756, CVE-2024-8939)."""
+MAX_BEAM_WIDTH = 32
+"""Each beam reports twice as many candidates as there are beams, in every step: 16 KB a step in the log at 32."""
 
 NUMERIC_PARAMS: tuple[ParamSpec, ...] = (
     ParamSpec("max_tokens", int, None, 1, MAX_COUNT, "Most output tokens; absent or null fills the context."),
@@ -121,7 +126,26 @@ NUMERIC_PARAMS: tuple[ParamSpec, ...] = (
         MAX_PRIORITY,
         "Smaller is sooner, if the pool's policy is `priority`; other policies take no notice.",
     ),
-    ParamSpec("n", int, 1, 1, 1, "Choices per prompt; more than one is not supported yet."),
-    ParamSpec("best_of", int, 1, 1, 1, "Candidates per prompt; more than one is not supported yet."),
+    ParamSpec(
+        "n", int, 1, 1, MAX_CHOICES, "Choices per prompt. Choice k draws by (seed, k, output index), whatever n is."
+    ),
+    ParamSpec(
+        "best_of",
+        int,
+        None,
+        1,
+        MAX_CHOICES,
+        "Candidates per prompt, at least n; absent: n. The n with the highest log-probability per token are returned, "
+        "all are billed; more than n cannot be streamed. With `use_beam_search` the number of beams, at most "
+        f"{MAX_BEAM_WIDTH}.",
+    ),
+    ParamSpec(
+        "length_penalty",
+        float,
+        1.0,
+        -10,
+        10,
+        "With `use_beam_search`: a result's score is the sum of its log-probabilities over its length to this power.",
+    ),
 )
 """The table. Lists (`stop`, `stop_token_ids`, `logit_bias`) have their limits above."""

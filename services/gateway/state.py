@@ -97,13 +97,14 @@ async def open_gateway(
     intake = Intake(client, keys, record_ttl_s=settings.record_ttl_s)
     metrics = Metrics(settings.metrics_prefix, settings.model_names[0], lambda: monitor.view, lambda: reader.num_live)
     tracing = Tracing(settings.trace_exporter)
+    text_pool = ThreadPoolExecutor(settings.text_threads, "text")
     state = GatewayState(
         settings=settings,
-        engine=Engine(reader, intake, metrics, tokenizer),
+        engine=Engine(reader, intake, metrics, tokenizer, text_pool),
         monitor=monitor,
         tracing=tracing,
         lease=LeaseKeeper(settings.redis_url, keys, _lease(settings)).start(),
-        text_pool=ThreadPoolExecutor(settings.text_threads, "text"),
+        text_pool=text_pool,
         started=time.time(),
     )
     tasks = [_background(run(), on_fatal) for run in (monitor.run, reader.run, intake.run)]

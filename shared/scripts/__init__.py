@@ -227,7 +227,7 @@ def read_fence(client: redis.Redis, keys: Keys) -> FenceState:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """`accepted`: queued now. Otherwise the request that the idempotency key (or the id) already stands for."""
+    """`accepted`: queued now. Otherwise the request that the idempotency key (or an id) already stands for."""
 
     accepted: bool
     request_id: str
@@ -236,32 +236,30 @@ class Submitted:
 async def submit(
     client: redis.asyncio.Redis,
     keys: Keys,
-    submission: Submission,
-    *,
+    *submissions: Submission,
     ttl_s: int,
     idempotency_digest: str = "",
     body_digest: str = "",
     idempotency_ttl_s: int = 86_400,
 ) -> Submitted:
-    """Queue `submission` atomically. Safe to repeat with the same submission.
+    """Queue all `submissions` or none, atomically. Safe to repeat with the same ones.
+
+    The first one's id stands for all of them; each counts by itself against the queue's caps.
 
     Raises:
         QueueFull: a queue cap is reached.
         IdempotencyConflict: the key stands for another body.
     """
-    rid = submission.request_id
-    claim = f"{body_digest}|{rid}" if idempotency_digest else ""
-    names = [
-        keys.request(rid),
-        keys.intake,
-        keys.limits,
-        keys.idempotency(submission.tenant, idempotency_digest or "-"),
-    ]
-    tokens = len(submission.prompt_tokens) // 4
-    args = [rid, encode(submission), encode(Submit(request_id=rid)), tokens, ttl_s, claim, idempotency_ttl_s]
+    first = submissions[0]
+    claim = f"{body_digest}|{first.request_id}" if idempotency_digest else ""
+    names = [keys.intake, keys.limits, keys.idempotency(first.tenant, idempotency_digest or "-")]
+    names += [keys.request(s.request_id) for s in submissions]
+    args: list[Any] = [ttl_s, claim, idempotency_ttl_s]
+    for s in submissions:
+        args += [s.request_id, encode(s), encode(Submit(request_id=s.request_id)), len(s.prompt_tokens) // 4]
     answer: Any
     try:
-        answer = await client.evalsha(_SUBMIT.sha, len(names), *names, *args)  # type: ignore[arg-type]
+        answer = await client.evalsha(_SUBMIT.sha, len(names), *names, *args)
     except NoScriptError:
         answer = await client.eval(_SUBMIT.source, len(names), *names, *args)  # type: ignore[arg-type]
     status, detail = (part.decode() for part in answer)

@@ -21,6 +21,7 @@ from shared.messages import (
     EventKind,
     Final,
     FinishReason,
+    Hypothesis,
     IntakeMessage,
     Lease,
     PoolStats,
@@ -34,7 +35,7 @@ from shared.messages import (
     WorkerState,
     encode,
 )
-from shared.packing import NO_TOKEN, pack_int32
+from shared.packing import NO_TOKEN, pack_float32, pack_int32
 from shared.records import Seat, final_fields, fold_fields, read_submissions
 from shared.redis_client import RedisFailure, connect
 from shared.streams import START, last_id, read
@@ -58,6 +59,13 @@ class Script:
     worker: str = "worker-0"
     num_cached: int = 0
     """Prompt tokens that the prefix cache holds."""
+    logprobs: Sequence[float] = ()
+    """Of the tokens, if the request asks for them; −1 each by default."""
+    hypotheses: Sequence[Hypothesis] = ()
+    """What a beam search finds: it ends as soon as it may go on."""
+
+    def logprob(self, index: int) -> float:
+        return self.logprobs[index] if index < len(self.logprobs) else -1.0
 
 
 @dataclass
@@ -68,6 +76,15 @@ class _Run:
     output: list[int] = field(default_factory=list)
     joined: bool = False
     end: EndReason | None = None
+
+    @property
+    def is_beam_search(self) -> bool:
+        return self.submission.params.beam_width > 0
+
+    def logprobs(self, count: int) -> list[float]:
+        """Of the first `count` tokens; empty if they are not asked for."""
+        wanted = self.submission.params.with_logprobs
+        return [self.script.logprob(index) for index in range(count)] if wanted else []
 
 
 @dataclass
@@ -219,6 +236,7 @@ class ScriptedPool:
             self.intake.append(message)
             if isinstance(message, Submit):
                 self._admit(message.request_id)
+                write_limits(self.client, self.keys, left=len(self.submissions))
             elif isinstance(message, Abort):
                 self._drop(message.request_id, FinishReason.ABORT)
             elif isinstance(message, Stop):
@@ -245,7 +263,7 @@ class ScriptedPool:
     # ---------------------------------------------------------------- steps
 
     def _step(self, name: str, worker: _Worker) -> None:
-        tokens, joined, ended = [NO_TOKEN] * NUM_ROWS, [], []
+        tokens, joined, ended, logprobs = [NO_TOKEN] * NUM_ROWS, [], [], []
         for row, run in worker.rows.items():
             token = self._next_token(run)
             if token is None:
@@ -255,19 +273,25 @@ class ScriptedPool:
                 run.joined = True
             tokens[row] = token
             run.output.append(token)
+            logprobs += [(row, logprob) for logprob in run.logprobs(len(run.output))[-1:]]
             run.end = self._end_of(run)
             if run.end is not None:
                 ended.append((row, int(run.end)))
         if any(t != NO_TOKEN for t in tokens):
-            self._publish(name, worker, tokens, joined, ended)
+            columns = {"tokens": pack_int32(tokens), "joined": tuple(joined), "ended": tuple(ended)}
+            self._publish(name, worker, logprobs=tuple(logprobs), **columns)
         for run in [r for r in worker.rows.values() if r.end is not None or self._is_over(r)]:
             del worker.rows[run.row]
             self._finish(run, _reason(run))
 
     def _next_token(self, run: _Run) -> int | None:
         at = len(run.output)
-        held = run.script.hold_after is not None and at >= run.script.hold_after and not self._released.is_set()
-        return None if held or at >= len(run.script.tokens) else run.script.tokens[at]
+        over = run.is_beam_search or at >= len(run.script.tokens)
+        return None if over or self._is_held(run) else run.script.tokens[at]
+
+    def _is_held(self, run: _Run) -> bool:
+        hold_after = run.script.hold_after
+        return hold_after is not None and len(run.output) >= hold_after and not self._released.is_set()
 
     def _end_of(self, run: _Run) -> EndReason | None:
         params = run.submission.params
@@ -278,14 +302,14 @@ class ScriptedPool:
         return EndReason.LENGTH if len(run.output) >= params.max_tokens else None
 
     def _is_over(self, run: _Run) -> bool:
+        if run.is_beam_search:
+            return not self._is_held(run)
         return run.script.event is not None and len(run.output) == len(run.script.tokens)
 
-    def _publish(self, name: str, worker: _Worker, tokens: list[int], joined: list[Any], ended: list[Any]) -> None:
+    def _publish(self, name: str, worker: _Worker, **columns: Any) -> None:
         worker.step += 1
         left, worker.left = tuple(worker.left), []
-        result = StepResult(
-            name, worker.incarnation, worker.step, pack_int32(tokens), tuple(joined), left, tuple(ended)
-        )
+        result = StepResult(name, worker.incarnation, worker.step, left=left, **columns)
         payload = encode(result)
         if self.lost_steps > 0:
             self.lost_steps -= 1
@@ -302,14 +326,22 @@ class ScriptedPool:
         log_id = last_id(self.client, self.keys.steps)
         for run in worker.rows.values():
             seat = Seat(name, worker.incarnation, run.row)
-            fields: Any = fold_fields(pack_int32(run.output), log_id, seat, run.script.num_cached)
+            logprobs = pack_float32(run.logprobs(len(run.output)))
+            fields: Any = fold_fields(pack_int32(run.output), log_id, seat, run.script.num_cached, logprobs)
             self.client.hset(self.keys.request(run.submission.request_id), mapping=fields)
 
     def _finish(self, run: _Run, reason: FinishReason, count: int | None = None) -> None:
-        request_id, count = run.submission.request_id, len(run.output) if count is None else count
+        request_id, output = run.submission.request_id, pack_int32(run.output)
+        hypotheses: tuple[Hypothesis, ...] = ()
+        if run.is_beam_search and reason is not FinishReason.ABORT:
+            hypotheses = tuple(run.script.hypotheses)
+            output, reason = hypotheses[0].tokens if hypotheses else b"", FinishReason.STOP
+        count = len(output) // 4 if count is None else count
+        logprobs = run.logprobs(count)
         event = RequestEvent(request_id, EventKind.FINISHED, count, str(reason), run.script.message)
-        final = Final(reason, count, int(run.end or 0), run.script.message, run.script.num_cached)
-        fields = final_fields(pack_int32(run.output), START, final)
+        end_reason = 0 if reason is FinishReason.ABORT else int(run.end or 0)
+        final = Final(reason, count, end_reason, run.script.message, run.script.num_cached, sum(logprobs), hypotheses)
+        fields = final_fields(output[: 4 * count], START, final, pack_float32(logprobs))
         self._commit(
             TickEntry(self._next_tick(), (event,)), scripts.SetFields(self.keys.request(request_id), fields, 600)
         )
@@ -325,6 +357,8 @@ class ScriptedPool:
 
 
 def _reason(run: _Run) -> FinishReason:
+    if run.is_beam_search:
+        return FinishReason.STOP
     if run.end is None:
         assert run.script.event is not None
         return run.script.event

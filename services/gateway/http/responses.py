@@ -20,7 +20,8 @@ from services.gateway.cancelling import cancel_and_wait
 from services.gateway.http import sse
 from services.gateway.http.errors import error_body, internal_message, log_failure
 from services.gateway.http.shapes import Shape, usage
-from services.gateway.streams.generation import Generation, GenerationFailed, Progress
+from services.gateway.streams.generation import Generation, GenerationFailed
+from services.gateway.streams.sequences import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class StreamResponse(GenerationResponse):
         super().__init__(generation, shape, span, request_id)
         self._options = options
         self._ping_interval_s = ping_interval_s
-        self._counts = [0] * len(generation.submissions)
+        self._counts = [0] * generation.num_choices
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._generation as generation:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from services.gateway.streams.generation import Progress
+from services.gateway.streams.sequences import Progress
 
 Json = dict[str, Any]
 

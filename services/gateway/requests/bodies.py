@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic.types import FailFast
 
 from services.gateway.requests import unsupported
+from services.gateway.requests.choices import check_choices
 from services.gateway.requests.fields import Content, LogitBias, Prompts, StopStrings, StopTokenIds, Text
 from services.gateway.requests.problems import problem, to_invalid_request
 from shared.errors import InvalidRequest
@@ -66,6 +67,11 @@ class GenerationBody(BaseModel):
     seed: int | None = None
     n: int | None = None
     priority: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    """Deterministic search for the most probable outputs, with `best_of` (or `n`) beams. A stream gets each result
+    whole, at the end."""
+    length_penalty: float | None = None
     logit_bias: LogitBias = ()
     stop: StopStrings = ()
     stop_token_ids: StopTokenIds = ()
@@ -108,7 +114,18 @@ class GenerationBody(BaseModel):
         if most is not None and self.number("min_tokens") > most:
             message = f"min_tokens: {self.min_tokens} is more than the {most} of max_tokens"
             raise InvalidRequest(message, param="min_tokens")
+        check_choices(self)
         return self
+
+    @property
+    def num_choices(self) -> int:
+        """Results per prompt."""
+        return int(self.number("n"))
+
+    @property
+    def num_candidates(self) -> int:
+        """Sequences per prompt that are sampled, or beams."""
+        return self.num_choices if self.best_of is None else self.best_of
 
     @property
     def token_limit(self) -> int | None:
@@ -127,7 +144,6 @@ class CompletionBody(GenerationBody):
     neutral: ClassVar[unsupported.Neutral] = unsupported.COMPLETION
 
     prompt: Prompts
-    best_of: int | None = None
     add_special_tokens: bool | None = None
     """Whether text prompts get the tokens that the tokenizer puts around a text (BOS); default true."""
 

@@ -3,12 +3,16 @@
 from collections.abc import Iterable
 from typing import Protocol
 
+import msgspec
+
 from services.gateway.requests.bodies import ChatBody, CompletionBody, GenerationBody
+from services.gateway.requests.choices import check_room
 from services.gateway.requests.fields import Prompt
 from services.gateway.text.tokenizer import TextTokenizer
 from shared.errors import InvalidRequest, RequestTooLarge
 from shared.messages import Submission
 from shared.packing import pack_int32
+from shared.records import choice_id
 from shared.sampling import SamplingParams
 
 SEED_BITS = 63
@@ -22,6 +26,9 @@ class RequestLimits(Protocol):
 
     @property
     def max_request_tokens(self) -> int: ...
+
+    @property
+    def cap_requests(self) -> int: ...
 
 
 class SeedSource(Protocol):
@@ -42,12 +49,15 @@ def build_submissions(
     tenant: str = "",
     traceparent: str = "",
 ) -> list[Submission]:
-    """One submission per prompt, in order; ids are `request_id`, or `<request_id>-<i>` if there are several prompts.
+    """One submission per candidate, prompt-major; a beam search is one submission.
+
+    The id of the first candidate of a prompt is `request_id`, or `<request_id>-<i>` if there are several prompts; those
+    of the others follow from it (`choice_id`).
 
     Heavy on the CPU (tokenizing releases the GIL): call it outside the event loop.
 
     Raises:
-        InvalidRequest: a token id outside the vocabulary, a refusal by the chat template.
+        InvalidRequest: a token id outside the vocabulary, a refusal by the chat template, too many sequences.
         RequestTooLarge: prompt and `max_tokens` do not fit the context.
     """
     _check_vocabulary(body, tokenizer)
@@ -55,11 +65,13 @@ def build_submissions(
     if isinstance(body, ChatBody):
         kind, field, prompts = "chat", "messages", _chat_prompt(body, tokenizer, context)
     else:
+        check_room(body, [0] * len(body.prompt), limits.cap_requests)  # before the work of tokenizing
         kind, field, prompts = "completion", "prompt", _prompts(body, tokenizer, context)
-    submissions = []
+    check_room(body, [len(tokens) for tokens in prompts], limits.cap_requests)
+    submissions: list[Submission] = []
     for index, tokens in enumerate(prompts):
         max_tokens = _max_tokens(body, len(tokens), context, field)
-        submission = Submission(
+        first = Submission(
             request_id=request_id if len(prompts) == 1 else f"{request_id}-{index}",
             model=model,
             kind=kind,
@@ -72,8 +84,24 @@ def build_submissions(
             traceparent=traceparent,
             cache_salt=body.cache_salt or "",
         )
-        submissions.append(submission)
+        submissions += _candidates(first, 1 if body.use_beam_search else body.num_candidates)
     return submissions
+
+
+def _candidates(first: Submission, count: int) -> list[Submission]:
+    """`count` requests that differ in their choice only: same prompt, same seed, one group."""
+    if count == 1:
+        return [first]
+    replace = msgspec.structs.replace
+    return [
+        replace(
+            first,
+            request_id=choice_id(first.request_id, choice),
+            group=first.request_id,
+            params=replace(first.params, choice=choice),
+        )
+        for choice in range(count)
+    ]
 
 
 def context_length(tokenizer: TextTokenizer, limits: RequestLimits) -> int:
@@ -184,4 +212,8 @@ def _sampling_params(body: GenerationBody, max_tokens: int, rng: SeedSource) -> 
         logit_bias=body.logit_bias,
         stop_token_ids=body.stop_token_ids,
         ignore_eos=bool(body.ignore_eos),
+        with_logprobs=not body.use_beam_search and body.num_candidates > body.num_choices,
+        beam_width=body.num_candidates if body.use_beam_search else 0,
+        length_penalty=body.number("length_penalty"),
+        num_hypotheses=body.num_choices if body.use_beam_search or body.num_candidates > body.num_choices else 1,
     )

@@ -21,7 +21,6 @@ COMMON: Neutral = {
     "guided_regex": (),
     "include_stop_str_in_output": (False,),
     "kv_transfer_params": (),
-    "length_penalty": (1.0,),
     "logits_processors": ([],),
     "prompt_logprobs": (),
     "response_format": ({"type": "text"},),
@@ -31,7 +30,6 @@ COMMON: Neutral = {
     "spaces_between_special_tokens": (True,),
     "structured_outputs": (),
     "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
 }
 
 COMPLETION: Neutral = {

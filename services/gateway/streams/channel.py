@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shared.messages import FINISH_REASONS, EndReason, Final, FinishReason, RequestEvent
+from shared.records import RequestRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +60,26 @@ class TokenChannel:
         "ending",
         "last_news",
         "num_cached_tokens",
+        "record",
         "request_id",
         "start_id",
+        "wants_record",
     )
 
-    def __init__(self, request_id: str, capacity: int, on_news: Callable[["TokenChannel"], None]) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        capacity: int,
+        on_news: Callable[["TokenChannel"], None],
+        *,
+        wants_record: bool = False,
+    ) -> None:
         self.request_id = request_id
         self.capacity = capacity
+        self.wants_record = wants_record
+        """Whether the answer is made from the final record: then no other ending counts, except a failure."""
+        self.record: RequestRecord | None = None
+        """The final one, with the ending, if it is wanted."""
         self.committed = 0
         self.ending: Ending | None = None
         self.num_cached_tokens = 0
@@ -92,6 +106,15 @@ class TokenChannel:
         if self.ending is None:
             self.ending = ending
             self._on_news(self)
+
+    def end_with(self, record: RequestRecord) -> None:
+        """The request's record holds its end, and all of its tokens."""
+        assert record.final is not None
+        self.num_cached_tokens = record.num_cached_tokens or self.num_cached_tokens
+        self.offer(0, record.output)
+        if self.ending is None:
+            self.record = record
+        self.end(Ending.from_final(record.final))
 
     def take(self) -> "tuple[array[int], Ending | None]":
         """All tokens that wait, and the ending if it has been reached."""

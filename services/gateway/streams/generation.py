@@ -4,18 +4,21 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
 from services.gateway.metrics import Metrics
-from services.gateway.output.output_function import Delta, OutputFunction, OutputStream
+from services.gateway.output.answers import answers_of
+from services.gateway.output.output_function import Delta, OutputFunction
 from services.gateway.streams.channel import Ending, TokenChannel
 from services.gateway.streams.intake import Intake
 from services.gateway.streams.reader import StepLogReader
+from services.gateway.streams.sequences import News, Progress, Prompt, RunningSequence
 from services.gateway.text.tokenizer import TextTokenizer
-from shared.errors import PagewireError, QueueFull
-from shared.messages import EndReason, FinishReason, Submission
+from shared.errors import IdempotencyConflict, PagewireError, QueueFull
+from shared.messages import FinishReason, Submission
 
 _STATUS = {"generation_failed": 500, "rejected": 400}
 
@@ -33,29 +36,6 @@ class GenerationFailed(PagewireError):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """What one choice gained. `num_tokens` counts from its start; reasons are set in the last progress of a choice."""
-
-    choice: int
-    text: str
-    num_tokens: int
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-
-
-@dataclass(slots=True)
-class _Choice:
-    index: int
-    submission: Submission
-    channel: TokenChannel
-    output: OutputStream
-    num_tokens: int = 0
-    last_token_at: float | None = None
-    is_submitted: bool = False
-    is_done: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Engine:
     """What generations share."""
 
@@ -63,6 +43,8 @@ class Engine:
     intake: Intake
     metrics: Metrics
     tokenizer: TextTokenizer
+    text_pool: Executor
+    """For text work that is too long for the event loop."""
 
 
 @dataclass(slots=True)
@@ -74,27 +56,37 @@ class Generation:
 
     engine: Engine
     submissions: Sequence[Submission]
+    """Prompt-major; those with the same `group` are the choices, or candidates, of one prompt."""
     started_at: float
     """`time.monotonic()` at which the request arrived."""
     cause: str = "cancelled"
-    _choices: list[_Choice] = field(default_factory=list)
-    _by_id: dict[str, _Choice] = field(default_factory=dict)
-    _news: dict[int, _Choice] = field(default_factory=dict)
+    _prompts: list[Prompt] = field(default_factory=list)
+    _sequences: dict[str, RunningSequence] = field(default_factory=dict)
+    _news: dict[str, RunningSequence] = field(default_factory=dict)
+    _complete: list[Prompt] = field(default_factory=list)
+    """Withheld prompts whose sequences have all ended."""
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_submitted: bool = False
     _failure: GenerationFailed | None = None
 
     def __post_init__(self) -> None:
+        groups: dict[str, Prompt] = {}
         for index, submission in enumerate(self.submissions):
-            channel = TokenChannel(submission.request_id, submission.params.max_tokens, self._on_news)
+            request_id, params = submission.request_id, submission.params
+            prompt = groups.get(submission.group or request_id)
+            if prompt is None:
+                prompt = groups[submission.group or request_id] = Prompt(self.num_choices)
+                self._prompts.append(prompt)
+            wants_record = params.with_logprobs or params.beam_width > 0
+            channel = TokenChannel(request_id, params.max_tokens, self._on_news, wants_record=wants_record)
             output = OutputFunction(self.engine.tokenizer, submission).start()
-            choice = _Choice(index, submission, channel, output)
-            self._choices.append(choice)
-            self._by_id[submission.request_id] = choice
+            sequence = RunningSequence(index, prompt, submission, channel, output)
+            prompt.sequences.append(sequence)
+            self._sequences[request_id] = sequence
 
     async def __aenter__(self) -> Self:
         try:
-            for choice in self._choices:
-                await self._submit(choice)
+            await self._submit()
         except BaseException as error:
             if isinstance(error, PagewireError):
                 self.cause = "refused"
@@ -110,32 +102,43 @@ class Generation:
             self.cause = error.code
         self._close()
 
-    async def _submit(self, choice: _Choice) -> None:
-        # Tracked before it is submitted, so that not even its first token can be missed.
-        self.engine.reader.track(choice.channel)
-        choice.is_submitted = True  # from here on it may be queued, whatever we hear
+    async def _submit(self) -> None:
+        # Tracked before they are submitted, so that not even a first token can be missed.
+        for sequence in self._sequences.values():
+            self.engine.reader.track(sequence.channel)
+        self._is_submitted = True  # from here on they may be queued, whatever we hear
         try:
-            await self.engine.intake.submit(choice.submission)
-        except QueueFull:
-            choice.is_submitted = False
+            await self.engine.intake.submit(self.submissions)
+        except (QueueFull, IdempotencyConflict):
+            self._is_submitted = False
             raise
 
     @property
+    def num_choices(self) -> int:
+        """Results that the client gets."""
+        return sum(prompt.num_choices for prompt in self._prompts)
+
+    @property
     def num_prompt_tokens(self) -> int:
-        return sum(len(s.prompt_tokens) for s in self.submissions) // 4
+        """Each prompt counts once, whatever the number of its choices."""
+        return sum(prompt.num_tokens for prompt in self._prompts)
 
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens that were not computed again. Known with the first output token."""
-        return sum(choice.channel.num_cached_tokens for choice in self._choices)
+        """Prompt tokens that were not computed again, known with the first output token.
+
+        Of each prompt's first choice: that the others share its prompt is no hit in what was cached before.
+        """
+        return sum(prompt.sequences[0].channel.num_cached_tokens for prompt in self._prompts)
 
     @property
     def num_output_tokens(self) -> int:
-        return sum(choice.num_tokens for choice in self._choices)
+        """All that were generated and count, also those of candidates that are not returned."""
+        return sum(sequence.num_tokens for sequence in self._sequences.values())
 
     @property
     def is_done(self) -> bool:
-        return self._failure is None and all(choice.is_done for choice in self._choices)
+        return self._failure is None and not self._complete and all(s.is_done for s in self._sequences.values())
 
     async def next(self, timeout_s: float | None = None) -> list[Progress]:
         """Wait for news; all that accumulated, at most one progress per choice. Empty after `timeout_s` without any.
@@ -151,7 +154,10 @@ class Generation:
             return []
         self._wake.clear()
         news, self._news = self._news, {}
-        progress = [p for choice in news.values() if not choice.is_done and (p := self._advance(choice)) is not None]
+        progress = [p for sequence in news.values() if not sequence.is_done for p in self._advance(sequence)]
+        while self._complete:
+            progress += await self._reveal(self._complete[0])
+            del self._complete[0]
         if not progress:
             self._raise_failure()
         return progress
@@ -163,76 +169,95 @@ class Generation:
     # ---------------------------------------------------------------- news
 
     def _on_news(self, channel: TokenChannel) -> None:
-        choice = self._by_id[channel.request_id]
-        self._news[choice.index] = choice
+        self._news[channel.request_id] = self._sequences[channel.request_id]
         self._wake.set()
 
-    def _advance(self, choice: _Choice) -> Progress | None:
-        """Turn what waits in the channel into client output; None if the client has nothing to see."""
-        tokens, ending = choice.channel.take()
-        failed = ending is not None and ending.code != ""
-        told = None if failed or ending is None else ending.end_reason or _implied(ending)
-        delta = choice.output.feed(tokens, told)
-        text, reason = delta.text, delta.finish_reason
-        if ending is not None and reason is None:
-            text += choice.output.close().text
-            reason = None if failed else ending.reason
-        self._observe(choice, delta)
-        if reason is not None:
-            self._finish(choice, delta, str(reason), ended=ending is not None)
-        elif ending is not None:
-            self._fail(choice, ending)
-        if not text and reason is None and not tokens:
-            return None
-        told_reason = None if reason is None else str(reason)
-        return Progress(choice.index, text, delta.num_tokens, told_reason, delta.stop_reason)
+    def _advance(self, sequence: RunningSequence) -> list[Progress]:
+        """Turn what waits in the channel into client output; empty if the client has nothing to see."""
+        news = sequence.read()
+        self._observe(sequence, news.delta.num_tokens)
+        if sequence.prompt.is_withheld:
+            self._gather(sequence, news)
+            return []
+        if news.reason is not None:
+            if news.ending is None:
+                self._stop(sequence, news.delta)
+            self._finish(sequence, news.reason)
+        elif news.ending is not None:
+            self._fail(sequence, news.ending)
+        if not news.text and news.reason is None and not news.has_tokens:
+            return []
+        return [Progress(sequence.index, news.text, sequence.num_tokens, news.reason, news.delta.stop_reason)]
 
-    def _observe(self, choice: _Choice, delta: Delta) -> None:
-        new = delta.num_tokens - choice.num_tokens
+    def _gather(self, sequence: RunningSequence, news: News) -> None:
+        """Keep what a withheld sequence gained. Only its final record ends it."""
+        ending = news.ending
+        if ending is None:
+            self._stop(sequence, news.delta)
+        elif ending.code or news.reason is None or sequence.channel.record is None:
+            self._fail(sequence, ending)
+        else:
+            self._finish(sequence, news.reason)
+            if all(s.is_done for s in sequence.prompt.sequences):
+                self._complete.append(sequence.prompt)
+
+    async def _reveal(self, prompt: Prompt) -> list[Progress]:
+        """The choices of a withheld prompt, whole."""
+        loop, tokenizer = asyncio.get_running_loop(), self.engine.tokenizer
+        answers = await loop.run_in_executor(self.engine.text_pool, answers_of, tokenizer, prompt.records)
+        first = prompt.sequences[0]
+        if first.is_beam_search:
+            self._observe(first, sum(a.num_tokens for a in answers))
+        return [
+            Progress(prompt.first_choice + rank, a.text, a.num_tokens, a.finish_reason, a.stop_reason)
+            for rank, a in enumerate(answers)
+        ]
+
+    def _observe(self, sequence: RunningSequence, num_tokens: int) -> None:
+        new = num_tokens - sequence.num_tokens
         if new <= 0:
             return
         now = time.monotonic()
         metrics = self.engine.metrics
-        if choice.last_token_at is None:
+        if sequence.last_token_at is None:
             metrics.time_to_first_token.observe(now - self.started_at)
         else:
-            metrics.observe_tokens(new, now - choice.last_token_at)
+            metrics.observe_tokens(new, now - sequence.last_token_at)
         metrics.generation_tokens.inc(new)
-        choice.last_token_at = now
-        choice.num_tokens = delta.num_tokens
+        sequence.last_token_at = now
+        sequence.num_tokens = num_tokens
 
-    def _finish(self, choice: _Choice, delta: Delta, reason: str, *, ended: bool) -> None:
-        choice.is_done = True
-        self.engine.reader.untrack(choice.channel)
-        if delta.stop_at is not None and not ended:
-            self.engine.intake.stop(choice.submission.request_id, delta.stop_at)
+    def _stop(self, sequence: RunningSequence, delta: Delta) -> None:
+        """Tell the scheduler of a stop string that completed before the end."""
+        if delta.stop_at is not None and not sequence.is_stopped:
+            sequence.is_stopped = True
+            self.engine.intake.stop(sequence.submission.request_id, delta.stop_at)
+
+    def _finish(self, sequence: RunningSequence, reason: str) -> None:
+        sequence.is_done = True
+        self.engine.reader.untrack(sequence.channel)
         self.engine.metrics.finished(reason)
         self.engine.metrics.e2e_request_latency.observe(time.monotonic() - self.started_at)
 
-    def _fail(self, choice: _Choice, ending: Ending) -> None:
-        request_id = choice.submission.request_id
+    def _fail(self, sequence: RunningSequence, ending: Ending) -> None:
+        request_id = sequence.submission.request_id
         logger.error("request %s ended: %s %s", request_id, ending.code, ending.message)
         by_engine = ending.code == "generation_failed"  # its message is not for clients
         message = f"generation failed in request {request_id}" if by_engine else f"{ending.message} ({request_id})"
         self._failure = GenerationFailed(message, code=ending.code)
         if ending.code in _STATUS:
-            choice.is_done = True  # the scheduler ended it: nothing to abort
-            self.engine.reader.untrack(choice.channel)
+            sequence.is_done = True  # the scheduler ended it: nothing to abort
+            self.engine.reader.untrack(sequence.channel)
         self.engine.metrics.finished(str(FinishReason.ERROR))
 
     # ---------------------------------------------------------------- the end
 
     def _close(self) -> None:
         """Give up what has not ended. Does not wait, so that no cancellation can cut it short."""
-        for choice in self._choices:
-            self.engine.reader.untrack(choice.channel)
-        given_up = [choice for choice in self._choices if choice.is_submitted and not choice.is_done]
-        for choice in given_up:
-            self.engine.intake.abort(choice.submission.request_id, self.cause)
+        for sequence in self._sequences.values():
+            self.engine.reader.untrack(sequence.channel)
+        given_up = [s for s in self._sequences.values() if self._is_submitted and not s.is_done]
+        for sequence in given_up:
+            self.engine.intake.abort(sequence.submission.request_id, self.cause)
         if given_up:
             self.engine.metrics.aborted(self.cause)
-
-
-def _implied(ending: Ending) -> EndReason | None:
-    """The worker's ending behind a final record that does not name it."""
-    return EndReason.LENGTH if ending.reason is FinishReason.LENGTH else None

@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 import redis.asyncio
 
-from shared.errors import Unavailable
+from shared.errors import IdempotencyConflict, Unavailable
 from shared.keys import Keys
 from shared.messages import FIELD, Abort, Stop, Submission, encode
 from shared.redis_client import RedisFailure
@@ -27,20 +28,24 @@ class Intake:
         self._ttl_s = record_ttl_s
         self._outbox: asyncio.Queue[Stop | Abort] = asyncio.Queue()
 
-    async def submit(self, submission: Submission) -> None:
-        """Queue one request. A lost reply is made up for by a second try, which the script recognises.
+    async def submit(self, submissions: Sequence[Submission]) -> None:
+        """Queue all or none. A lost reply is made up for by a second try, which the script recognises.
 
         Raises:
-            QueueFull: a queue cap is reached.
-            Unavailable: Redis does not answer. The request may have been queued: abort it.
+            QueueFull: a queue cap is reached. Nothing was queued.
+            IdempotencyConflict: an id is taken. Nothing was queued.
+            Unavailable: Redis does not answer. The requests may have been queued: abort them.
         """
         for attempt in range(1, SUBMIT_TRIES + 1):
             try:
-                await submit(self._client, self._keys, submission, ttl_s=self._ttl_s)
-                return
+                answer = await submit(self._client, self._keys, *submissions, ttl_s=self._ttl_s)
             except RedisFailure as error:
                 logger.warning("submit, try %d: %s", attempt, type(error).__name__)
                 await asyncio.sleep(RETRY_S * attempt)
+                continue
+            if not answer.accepted:
+                raise IdempotencyConflict(f"the request id {answer.request_id} is taken")
+            return
         raise Unavailable("the message log is unreachable", reason="redis_unreachable")
 
     def stop(self, request_id: str, num_output_tokens: int) -> None:

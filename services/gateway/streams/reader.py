@@ -84,6 +84,8 @@ class StepLogReader:
         self._position = START
         self._started = asyncio.Event()
         self._rebuild_due = False
+        self._ended: dict[str, None] = {}
+        """Ended requests whose channel waits for the final record."""
         self._hole_since = 0.0
         self._last_check = 0.0
         self.last_turn: float | None = None
@@ -168,6 +170,8 @@ class StepLogReader:
             self._position = entry.entry_id
             if self._rebuild_due:
                 break  # the follower lacks rows: what follows is read again after the rebuild
+        if self._ended:
+            await self._read_final_records()
         if _now() - self._last_check > 1.0:
             self._last_check = _now()
             await self._check_quiet()
@@ -200,7 +204,10 @@ class StepLogReader:
             channel.offer(update.num_committed - len(update.tokens), update.tokens)
         if update.gap or channel.committed < update.num_committed:
             return True
-        if update.end_reason is not None:
+        if channel.wants_record:
+            if update.event is not None and update.event.kind is EventKind.FINISHED:
+                self._ended[channel.request_id] = None
+        elif update.end_reason is not None:
             channel.end(Ending.from_worker(EndReason(update.end_reason)))
         elif update.event is not None and update.event.kind is EventKind.FINISHED:
             return self._finish(channel, update.event)
@@ -215,6 +222,17 @@ class StepLogReader:
         return False
 
     # ---------------------------------------------------------------- records
+
+    async def _read_final_records(self) -> None:
+        """Hand out the records of requests whose terminal event was read: event and record are one commit."""
+        due = [request_id for request_id in self._ended if request_id in self._channels]
+        for request_id, record in (await self._read_records(due)).items():
+            channel = self._channels.get(request_id)
+            if channel is not None and record is not None and record.final is not None:
+                channel.end_with(record)
+            elif channel is not None:
+                channel.end(Ending.failure("request_lost", "the request's record is gone"))
+        self._ended.clear()
 
     async def _rebuild(self) -> None:
         """Resume every live request from its record with a fresh follower."""
@@ -308,11 +326,11 @@ def _restore(channel: TokenChannel, record: RequestRecord | None) -> _Resumption
     if record is None:
         channel.end(Ending.failure("request_lost", "the request's record is gone"))
         return None
+    if record.final is not None:
+        channel.end_with(record)
+        return None
     channel.num_cached_tokens = record.num_cached_tokens or channel.num_cached_tokens
     channel.offer(0, record.output)
-    if record.final is not None:
-        channel.end(Ending.from_final(record.final))
-        return None
     log_id = record.log_id if record.log_id != START else channel.start_id
     return _Resumption(entry_order(log_id), log_id, channel.request_id, len(record.output), record.seat)
 

@@ -28,13 +28,17 @@ def byte_tokenizer(byte_model: Path) -> TextTokenizer:
     return TextTokenizer.from_folder(byte_model)
 
 
+Scripts = dict[str, Script | list[Script]]
+
+
 @dataclass
 class Scene:
-    """A gateway and its pool. `scripts`: prompt text → what happens; by default the prompt is answered by itself."""
+    """A gateway and its pool. `scripts`: prompt text → what happens, to each choice if it is a list; by default the
+    prompt is answered by itself."""
 
     gateway: RunningGateway
     pool: ScriptedPool
-    scripts: dict[str, Script] = field(default_factory=dict)
+    scripts: Scripts = field(default_factory=dict)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.gateway.http.post(path, json=body)
@@ -74,7 +78,7 @@ def open_scene(redis_url: str, keys: Keys, byte_model: Path, byte_tokenizer: Tex
     with ExitStack() as stack:
 
         def start(**options: Any) -> Scene:
-            scripts: dict[str, Script] = {}
+            scripts: Scripts = {}
             pool_options = {k[5:]: v for k, v in options.items() if k.startswith("pool_")}
             settings = {k: v for k, v in options.items() if not k.startswith("pool_")}
             pool = stack.enter_context(ScriptedPool(redis_url, keys, _by_prompt(scripts), **pool_options))
@@ -90,9 +94,10 @@ def scene(open_scene: OpenScene) -> Scene:
     return open_scene()
 
 
-def _by_prompt(scripts: dict[str, Script]) -> Callable[[Submission], Script]:
+def _by_prompt(scripts: Scripts) -> Callable[[Submission], Script]:
     def choose(submission: Submission) -> Script:
         prompt = bytes(b for b in submission.prompt_tokens[::4] if b < 256).decode(errors="replace")
-        return next((s for name, s in scripts.items() if name in prompt), answer("OK: " + prompt))
+        script = next((s for name, s in scripts.items() if name in prompt), answer("OK: " + prompt))
+        return script[submission.params.choice] if isinstance(script, list) else script
 
     return choose

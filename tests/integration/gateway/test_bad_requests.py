@@ -161,17 +161,6 @@ def test_large_bodies_are_413_before_they_are_parsed(open_scene: OpenScene) -> N
     assert scene.post("/v1/completions", **GOOD).status_code == 200
 
 
-def test_a_full_queue_is_429_and_takes_back_what_it_had(open_scene: OpenScene) -> None:
-    scene = open_scene(pool_cap_requests=2)
-    scene.pool.pause()
-    response = scene.post("/v1/completions", model="bytes", prompt=["a", "b", "c"])
-    assert check_error(response, 429)["code"] == "queue_full" and int(response.headers["retry-after"]) >= 1
-    scene.pool.resume()
-    aborts = scene.pool.wait_for(lambda: len(found := scene.pool.messages_of_abort()) == 2 and found)
-    assert {a.request_id.rpartition("-")[2] for a in aborts} == {"0", "1"}
-    assert scene.gateway.metric("requests_aborted_total", reason="refused") == 1
-
-
 def test_errors_reach_browsers(open_scene: OpenScene) -> None:
     scene = open_scene(cors_origins=("https://chat.example",))
     headers = {"origin": "https://chat.example"}

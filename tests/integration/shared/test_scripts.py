@@ -31,6 +31,7 @@ from shared.scripts import (
     AppendStatus,
     SetFields,
     SetValue,
+    Submitted,
     TickCommit,
     XAdd,
     acquire,
@@ -297,4 +298,85 @@ async def test_an_idempotency_key_stands_for_one_body_of_one_tenant(
     with pytest.raises(IdempotencyConflict):
         await submit(client, keys, submission("c"), body_digest="y", **key)  # type: ignore[arg-type]
     assert redis_client.xlen(keys.intake) == 1
+    await client.aclose()
+
+
+# ---------------------------------------------------------------- several together
+
+
+async def test_several_requests_are_queued_together_in_order(
+    redis_url: str, redis_client: redis.Redis, keys: Keys
+) -> None:
+    client = connect_async(redis_url)
+    group = [submission("g"), submission("g#1"), submission("g#2")]
+    for _ in range(2):  # the second time as after a lost reply
+        assert (await submit(client, keys, *group, ttl_s=60)) == Submitted(True, "g")
+    decoder: Decoder[IntakeMessage] = Decoder(IntakeMessage)
+    entries = read(redis_client, {keys.intake: "0"})[keys.intake]
+    assert [decoder.decode(e.payload) for e in entries] == [Submit(request_id=s.request_id) for s in group]
+    for one in group:
+        record = read_record(redis_client, keys, one.request_id)
+        assert record is not None and record.submission == one
+        assert 0 < redis_client.ttl(keys.request(one.request_id)) <= 60
+    limits = read_limits(redis_client, keys)
+    assert (limits.submitted, limits.submitted_tokens) == (3, 12)
+    await client.aclose()
+
+
+def contents(client: redis.Redis) -> dict[bytes, bytes | None]:
+    """Every key and its value, as bytes that are equal if nothing was written."""
+    return {key: client.dump(key) for key in client.keys("*")}  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("caps", [{"cap_requests": 3}, {"cap_tokens": 15}])
+async def test_a_group_that_does_not_fit_the_queue_writes_nothing(
+    redis_url: str, redis_client: redis.Redis, keys: Keys, caps: dict[str, int]
+) -> None:
+    """Case 87: n counts as n, in requests and in tokens."""
+    client = connect_async(redis_url)
+    write_limits(redis_client, keys, **caps)
+    assert (await submit(client, keys, submission("a"), ttl_s=60)).accepted
+    before = contents(redis_client)
+    group = [submission("g"), submission("g#1"), submission("g#2")]
+    with pytest.raises(QueueFull, match=next(iter(caps)).removeprefix("cap_")):
+        await submit(client, keys, *group, ttl_s=60, idempotency_digest="k", body_digest="x")
+    assert contents(redis_client) == before
+    assert (await submit(client, keys, *group[:2], ttl_s=60)).accepted  # what fits is taken
+    await client.aclose()
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2])
+async def test_one_taken_id_refuses_the_whole_group(
+    redis_url: str, redis_client: redis.Redis, keys: Keys, taken: int
+) -> None:
+    client = connect_async(redis_url)
+    group = [submission("g"), submission("g#1"), submission("g#2")]
+    assert (await submit(client, keys, submission(group[taken].request_id, prompt=5), ttl_s=60)).accepted
+    before = contents(redis_client)
+    assert await submit(client, keys, *group, ttl_s=60) == Submitted(False, group[taken].request_id)
+    assert contents(redis_client) == before
+    await client.aclose()
+
+
+async def test_a_part_of_a_group_is_no_retry_of_it(redis_url: str, redis_client: redis.Redis, keys: Keys) -> None:
+    client = connect_async(redis_url)
+    group = [submission("g"), submission("g#1")]
+    assert (await submit(client, keys, group[0], ttl_s=60)).accepted
+    assert await submit(client, keys, *group, ttl_s=60) == Submitted(False, "g")
+    assert read_record(redis_client, keys, "g#1") is None
+    await client.aclose()
+
+
+async def test_a_group_repeated_under_its_key_after_a_lost_reply_is_accepted_once(
+    redis_url: str, redis_client: redis.Redis, keys: Keys
+) -> None:
+    client = connect_async(redis_url)
+    group = [submission("g"), submission("g#1")]
+    other = [submission("h"), submission("h#1")]
+    key = {"ttl_s": 60, "idempotency_digest": "k", "body_digest": "x"}
+    for _ in range(2):
+        assert (await submit(client, keys, *group, **key)).accepted  # type: ignore[arg-type]
+    assert await submit(client, keys, *other, **key) == Submitted(False, "g")  # type: ignore[arg-type]
+    assert redis_client.xlen(keys.intake) == 2
+    assert read_limits(redis_client, keys).submitted == 2
     await client.aclose()

@@ -2,7 +2,7 @@
 
 from services.gateway.http import sse
 from services.gateway.http.shapes import ChatShape, CompletionShape
-from services.gateway.streams.generation import Progress
+from services.gateway.streams.sequences import Progress
 from tests.fakes.sse_reader import parse_sse
 
 

@@ -106,7 +106,11 @@ REFUSED = [
     ("repetition_penalty", -1),
     ("n", 0),
     ("n", -1),
-    ("n", 2),
+    ("n", 129),
+    ("best_of", 0),
+    ("best_of", 129),
+    ("use_beam_search", 1),
+    ("length_penalty", 10.5),
     ("n", 10**9),
     ("max_tokens", 0),
     ("max_tokens", -1),
@@ -172,25 +176,54 @@ def test_refuses_and_names_the_field(make: Any, name: str, value: Any) -> None:
 
 
 @ENDPOINTS
-@pytest.mark.parametrize(
-    "spec", [spec for spec in NUMERIC_PARAMS if spec.name != "best_of"], ids=lambda spec: spec.name
-)
+@pytest.mark.parametrize("spec", NUMERIC_PARAMS, ids=lambda spec: spec.name)
 def test_every_number_of_the_table_is_a_field_with_its_range(make: Any, spec: Any) -> None:
     """Case 47: a range check that NaN or an infinity passes is none."""
     assert spec.name in type(make()).model_fields
     for value in (NAN, math.inf, -math.inf):
         assert refusal(make, **{spec.name: value}).param == spec.name
     below = spec.low if spec.low_open else spec.low - 1
-    assert spec.range in refusal(make, **{spec.name: below}).message or spec.low == spec.high
+    assert spec.range in refusal(make, **{spec.name: below}).message
     assert refusal(make, **{spec.name: spec.type(spec.high + 1)}).param == spec.name
-    make(**{spec.name: spec.type(spec.high)})
+    others = {"use_beam_search": True} if spec.name == "length_penalty" else {}
+    make(**{spec.name: spec.type(spec.high)}, **others)
 
 
-def test_best_of() -> None:
-    completion(best_of=1)
-    for value in (0, 2, 10**9):
-        assert refusal(completion, best_of=value).param == "best_of"
-    assert refusal(chat, best_of=1).param == "best_of"
+@ENDPOINTS
+def test_best_of_is_at_least_n_and_not_streamed(make: Any) -> None:
+    for n, best_of, candidates in ((None, None, 1), (3, None, 3), (3, 3, 3), (3, 5, 5), (None, 2, 2)):
+        body = make(n=n, best_of=best_of)
+        assert (body.num_choices, body.num_candidates) == (n or 1, candidates)
+    assert refusal(make, n=3, best_of=2).param == "best_of"
+    assert refusal(make, n=2, best_of=3, stream=True).param == "best_of"
+    make(n=3, best_of=3, stream=True)
+    make(n=2, best_of=3, stream=False)
+
+
+@ENDPOINTS
+def test_a_beam_search_refuses_what_only_sampling_knows(make: Any) -> None:
+    assert refusal(make, length_penalty=0.5).param == "length_penalty"
+    make(length_penalty=1.0)
+    contradictions = [
+        ("temperature", 0.7),
+        ("top_p", 0.9),
+        ("top_k", 5),
+        ("min_p", 0.1),
+        ("presence_penalty", 1),
+        ("frequency_penalty", 1),
+        ("repetition_penalty", 1.1),
+        ("min_tokens", 2),
+        ("logit_bias", {"1": 1}),
+    ]
+    for name, value in contradictions:
+        make(**{name: value})
+        assert refusal(make, use_beam_search=True, **{name: value}).param == name
+    neutral = {"temperature": 0, "top_p": 1, "top_k": -1, "seed": 1, "stop": "x", "stop_token_ids": [1]}
+    body = make(use_beam_search=True, n=2, best_of=32, length_penalty=0.0, stream=True, **neutral)
+    assert (body.num_choices, body.num_candidates) == (2, 32)
+    assert refusal(make, use_beam_search=True, best_of=33).param == "best_of"
+    assert refusal(make, use_beam_search=True, n=33).param == "n"
+    assert refusal(make, use_beam_search=True, n=3, best_of=2).param == "best_of"
 
 
 @ENDPOINTS

@@ -8,6 +8,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from services.gateway.requests.bodies import ChatBody, CompletionBody, read_body
+from services.gateway.requests.choices import MAX_SEQUENCES
 from services.gateway.requests.submissions import build_submissions
 from services.gateway.text.model_files import ModelText
 from services.gateway.text.tokenizer import TextTokenizer
@@ -47,6 +48,7 @@ assert TOKENIZER.encode("a", add_special_tokens=False) == [A]
 class PoolLimits:
     max_model_len: int = MAX_LEN
     max_request_tokens: int = 0
+    cap_requests: int = 0
 
 
 def build(body: CompletionBody | ChatBody, limits: PoolLimits = PoolLimits(), seed: int = 1) -> list[Submission]:
@@ -257,3 +259,76 @@ def test_a_text_that_the_model_cannot_read_is_refused() -> None:
         assert error.value.param == "prompt"
     finally:
         TOKENIZER.vocab_size = before
+
+
+# ---------------------------------------------------------------- several choices
+
+
+def test_every_choice_is_a_request_of_its_own_in_one_group() -> None:
+    submissions = completion("hi", n=3, temperature=0.8)
+    assert [s.request_id for s in submissions] == ["r", "r#1", "r#2"]
+    assert {s.group for s in submissions} == {"r"}
+    assert [s.params.choice for s in submissions] == [0, 1, 2]
+    assert len({s.params.seed for s in submissions}) == 1 and len({s.prompt_tokens for s in submissions}) == 1
+    assert not any(s.params.with_logprobs or s.params.beam_width for s in submissions)
+
+
+@pytest.mark.parametrize("make", [completion, chat])
+def test_choice_k_is_the_same_request_whatever_n_is(make: Any) -> None:
+    """BEST-18 over choices: what choice k draws by (seed, choice, index) does not know of the others."""
+    three, five = make(n=3, seed=7), make(n=5, seed=7)
+    assert three == five[:3]
+    (alone,) = make(n=1, seed=7)
+    assert alone.params == five[0].params and alone.group == ""
+
+
+def test_choices_of_several_prompts_are_prompt_major() -> None:
+    """Case 57."""
+    submissions = completion([[5], [6, 7]], n=2)
+    assert [s.request_id for s in submissions] == ["r-0", "r-0#1", "r-1", "r-1#1"]
+    assert [s.group for s in submissions] == ["r-0", "r-0", "r-1", "r-1"]
+    assert [s.params.choice for s in submissions] == [0, 1, 0, 1]
+    assert [prompt_of(s) for s in submissions] == [[5], [5], [6, 7], [6, 7]]
+    seeds = [s.params.seed for s in submissions]
+    assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
+
+
+def test_candidates_report_their_logprobs_and_know_how_many_are_returned() -> None:
+    candidates = completion("hi", n=2, best_of=4)
+    assert [(s.params.with_logprobs, s.params.num_hypotheses) for s in candidates] == [(True, 2)] * 4
+    assert not any(s.params.with_logprobs for s in completion("hi", n=2, best_of=2))
+
+
+@pytest.mark.parametrize("make", [completion, chat])
+def test_a_beam_search_is_one_request(make: Any) -> None:
+    (submission,) = make(n=2, best_of=4, use_beam_search=True, length_penalty=0.5)
+    params = submission.params
+    assert (params.beam_width, params.num_hypotheses, params.length_penalty) == (4, 2, 0.5)
+    assert (submission.request_id, submission.group, params.with_logprobs) == ("r", "", False)
+    assert make(n=3, use_beam_search=True)[0].params.beam_width == 3
+
+
+def refused(**fields: Any) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as error:
+        completion(**fields)
+    assert error.value.param is not None and error.value.message.startswith(error.value.param)
+    return error.value
+
+
+def test_what_can_never_be_queued_together_is_refused() -> None:
+    """Cases 49 and 87: bounded over all prompts, and n counts as n."""
+    tight = PoolLimits(cap_requests=4)
+    assert len(completion([[5], [6]], tight, n=2)) == 4
+    assert refused(prompt=[[5], [6]], limits=tight, n=3).param == "n"
+    assert refused(prompt="a", limits=tight, best_of=5).param == "best_of"
+    assert refused(prompt=["a"] * 5, limits=tight).param == "prompt"
+    assert len(completion("a", tight, n=5, use_beam_search=True)) == 1  # one request
+    assert len(completion([[5]] * 128, n=2)) == MAX_SEQUENCES
+    assert refused(prompt=[[5]] * 128, n=3).param == "n"
+
+
+def test_a_long_prompt_is_not_multiplied_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.gateway.requests.choices.MAX_QUEUED_TOKENS", 40)
+    assert len(completion([5] * 10, n=4)) == 4
+    error = refused(prompt=[5] * 10, n=5)
+    assert error.param == "n" and "50" in error.message and "40" in error.message

@@ -1,0 +1,96 @@
+"""The sequences behind one HTTP request: what they gain, and to which choices they belong."""
+
+from array import array
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from services.gateway.output.output_function import Delta, OutputStream
+from services.gateway.streams.channel import Ending, TokenChannel
+from shared.messages import EndReason, FinishReason, Submission
+from shared.records import RequestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What one choice gained. `num_tokens` counts from its start; reasons are set in the last progress of a choice."""
+
+    choice: int
+    text: str
+    num_tokens: int
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class News(NamedTuple):
+    """What a sequence gained, as client output. `reason`: it ended, and how; None also if it failed."""
+
+    text: str
+    delta: Delta
+    has_tokens: bool
+    ending: Ending | None
+    reason: str | None
+
+
+@dataclass(slots=True)
+class Prompt:
+    """The sequences of one prompt, and the choices that they become."""
+
+    first_choice: int
+    sequences: "list[RunningSequence]" = field(default_factory=list)
+
+    @property
+    def is_withheld(self) -> bool:
+        """Whether the client sees nothing before all have ended: `best_of`, beam search."""
+        params = self.sequences[0].submission.params
+        return params.with_logprobs or params.beam_width > 0
+
+    @property
+    def num_choices(self) -> int:
+        return self.sequences[0].submission.params.num_hypotheses if self.is_withheld else len(self.sequences)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.sequences[0].submission.prompt_tokens) // 4
+
+    @property
+    def records(self) -> list[RequestRecord]:
+        """The final ones, as far as they are known."""
+        return [s.channel.record for s in self.sequences if s.channel.record is not None]
+
+
+@dataclass(slots=True)
+class RunningSequence:
+    """One request in the pool. `index` is its place among all of them, and its choice if it is shown."""
+
+    index: int
+    prompt: Prompt
+    submission: Submission
+    channel: TokenChannel
+    output: OutputStream
+    num_tokens: int = 0
+    last_token_at: float | None = None
+    is_stopped: bool = False
+    is_done: bool = False
+
+    @property
+    def is_beam_search(self) -> bool:
+        return self.submission.params.beam_width > 0
+
+    def read(self) -> News:
+        """Take what waits in the channel and turn it into client output."""
+        tokens, ending = self.channel.take()
+        if self.is_beam_search:
+            tokens = array("i")  # of its best result only: all results are read from the record
+        failed = ending is not None and ending.code != ""
+        told = None if failed or ending is None else ending.end_reason or _implied(ending)
+        delta = self.output.feed(tokens, told)
+        text, reason = delta.text, delta.finish_reason
+        if ending is not None and reason is None:
+            text += self.output.close().text
+            reason = None if failed else ending.reason
+        return News(text, delta, len(tokens) > 0, ending, None if reason is None else str(reason))
+
+
+def _implied(ending: Ending) -> EndReason | None:
+    """The worker's ending behind a final record that does not name it."""
+    return EndReason.LENGTH if ending.reason is FinishReason.LENGTH else None
