@@ -10,7 +10,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
-from services.cli.options import takes_settings
+from services.cli.options import takes_scheduler_settings, takes_settings
 from services.cli.settings import load_settings
 from shared.errors import PagewireError
 
@@ -199,6 +199,47 @@ def bench(
         json.dumps(report) if as_json else "\n".join(f"{name:22}{_readable(value)}" for name, value in report.items())
     )
     raise typer.Exit(1 if report["errors"] else 0)
+
+
+@app.command()
+@reports_errors
+@takes_scheduler_settings
+def simulate(
+    trace: Annotated[
+        str,
+        typer.Argument(
+            help="poisson, chat, long_document, bursty or bimodal, with options as in chat:turns=8,think=2; "
+            "or a file of JSON lines."
+        ),
+    ] = "chat",
+    config: Config = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Requests in all.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Arrivals per second.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Equal seeds give equal traces.", show_default="0")] = None,
+    latency: Annotated[
+        list[str] | None, typer.Option(help="Coefficient of the latency model, e.g. base_s=0.004; repeat for more.")
+    ] = None,
+    change: Annotated[
+        list[str] | None, typer.Option(help="SECONDS:join|kill|drain:WORKER, e.g. 30:kill:worker-1; repeat for more.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    plots: Annotated[Path | None, typer.Option(help="Write pictures into this folder.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Workers.", show_default="1")] = None,
+    num_blocks: Annotated[int | None, typer.Option(min=1, help="KV blocks per worker.", show_default="4096")] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(min=2, help="Longest prompt plus output.", show_default="that of the trace")
+    ] = None,
+    **options: Any,
+) -> None:
+    """Run the scheduler's core under a load in virtual time, without model and Redis, and report."""
+    sizes = {"workers": workers, "num_blocks": num_blocks, "max_model_len": max_model_len}
+    settings = load_settings({**options, **sizes}, config)
+    from services.cli.simulate import Load, run
+
+    load = Load(
+        trace=trace, requests=requests, rate=rate, seed=seed, latency=tuple(latency or ()), changes=tuple(change or ())
+    )
+    run(settings, load, as_json=as_json, plots=plots)
 
 
 def _server_url(url: str | None, state_dir: Path | None) -> str:

@@ -2,12 +2,14 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import typer
 
 from services.cli.settings import Settings, extra_of
+from services.scheduler.core.config import SchedulerConfig
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -15,10 +17,20 @@ R = TypeVar("R")
 
 def takes_settings(function: Callable[P, R]) -> Callable[P, R]:
     """Give a command, which takes `**options`, a flag per setting. Flags that are not given are None."""
+    return _takes(function, [name for name in Settings.model_fields if extra_of(name)["flag"]])
+
+
+def takes_scheduler_settings(function: Callable[P, R]) -> Callable[P, R]:
+    """As `takes_settings`, but only what the scheduler's core is told, and how many workers and blocks there are."""
+    told = {field.name for field in fields(SchedulerConfig)} | {"workers", "num_blocks", "num_cpu_blocks"}
+    return _takes(function, [name for name in Settings.model_fields if name in told])
+
+
+def _takes(function: Callable[P, R], settings: list[str]) -> Callable[P, R]:
     own = list(inspect.signature(function, eval_str=True).parameters.values())
     assert own[-1].kind is inspect.Parameter.VAR_KEYWORD, "the command takes **options"
     names = {parameter.name for parameter in own}
-    flags = [_flag(name) for name in Settings.model_fields if extra_of(name)["flag"] and name not in names]
+    flags = [_flag(name) for name in settings if name not in names]
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own[:-1]] + flags
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

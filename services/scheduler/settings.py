@@ -1,11 +1,13 @@
 """Every setting of the scheduler. Read once, in `__main__`, and passed down."""
 
+from dataclasses import fields
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.scheduler.core.blocks import Reclaim
+from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.evictable import Eviction
 from services.scheduler.core.extents import Fit
 from services.scheduler.core.policies.base import PolicyName
@@ -69,3 +71,13 @@ class Settings(BaseSettings):
     instance: str = ""
     """Unique per process start; the supervisor gives it, else it is chosen."""
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(str.lower)] = "info"
+
+    def core_config(self, max_model_len: int) -> SchedulerConfig:
+        """What the core is told.
+
+        Raises:
+            ConfigError: values that it cannot work with.
+        """
+        own = dict(self)
+        options = {field.name: own[field.name] for field in fields(SchedulerConfig) if field.name in own}
+        return SchedulerConfig(**{**options, "max_model_len": max_model_len})

@@ -17,7 +17,7 @@ EXTRAS_OF = {
     "shared": [],
     "kernels": ["gpu-worker", "gpu"],
     "services/gateway": ["gateway"],
-    "services/scheduler": ["scheduler"],
+    "services/scheduler": ["scheduler", "plots"],
     "services/gpu_worker": ["gpu-worker", "gpu"],
     "services/cli": ["cli", "redis"],
 }

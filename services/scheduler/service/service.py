@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from services.scheduler.core.config import SchedulerConfig
@@ -106,7 +106,7 @@ class SchedulerService:
         max_model_len = self._max_model_len(snapshot, stop)
         if max_model_len == 0:
             return None
-        return self._compose(snapshot, self._config(max_model_len))
+        return self._compose(snapshot, self._settings.core_config(max_model_len))
 
     def _lead(self, leader: Leader, stop: threading.Event) -> None:
         failures = 0
@@ -189,11 +189,6 @@ class SchedulerService:
         except ProtocolError as error:
             logs.warning("snapshot_unusable", reason=str(error))
             return None
-
-    def _config(self, max_model_len: int) -> SchedulerConfig:
-        own = dict(self._settings)
-        options = {field.name: own[field.name] for field in fields(SchedulerConfig) if field.name in own}
-        return SchedulerConfig(**{**options, "max_model_len": max_model_len})
 
     def _max_model_len(self, snapshot: Snapshot | None, stop: threading.Event) -> int:
         """The setting, else what the pool had, else that of the first ready worker. 0 if `stop` was set first."""

@@ -27,17 +27,17 @@ class Figures:
         self._rows += load.decode_rows
         self._budget += load.decode_rows + load.prefill_tokens
 
-    def observe(self, core: SchedulerCore, seats: Iterable[Seat], now: float) -> None:
-        """The queue and the blocks of these seats, as the core has them."""
+    def observe(self, core: SchedulerCore, seats: Iterable[Seat], num_held: int, now: float) -> None:
+        """The queue and the blocks of these seats, as the core has them; `num_held` requests it has not seen yet."""
         num_waiting = len(core.waiting)
-        self._waiting.set(now, num_waiting)
+        self._waiting.set(now, num_waiting + num_held)
         self._running.set(now, len(core.requests) - num_waiting)
         for seat in seats:
             lane = core.lanes.get(seat.spec.name)
             if lane is not None and seat.worker is not None and lane.incarnation == seat.incarnation:
                 seat.observe(lane.pool, self._config.block_size, now)
         if self._curve.wants(now):
-            self._curve.add(_point(core, now))
+            self._curve.add(_point(core, num_held, now))
 
     def report(self, core: SchedulerCore, seats: Sequence[Seat], *, num_ticks: int, now: float) -> Report:
         """Everything up to `now`."""
@@ -95,11 +95,12 @@ class Figures:
         )
 
 
-def _point(core: SchedulerCore, now: float) -> Point:
+def _point(core: SchedulerCore, num_held: int, now: float) -> Point:
     pools = [lane.pool for lane in core.lanes.values()]
     num_waiting = len(core.waiting)
     used = sum(pool.num_blocks - pool.num_available for pool in pools)
-    return Point(now, num_waiting, len(core.requests) - num_waiting, used, sum(pool.num_cached for pool in pools))
+    cached = sum(pool.num_cached for pool in pools)
+    return Point(now, num_waiting + num_held, len(core.requests) - num_waiting, used, cached)
 
 
 def _worker(seat: Seat) -> WorkerReport:

@@ -148,6 +148,8 @@ class Simulation:
         """As the leader holds it back: while all workers have their plans, new requests could change nothing."""
         if self.core.can_plan or not self.core.lanes:
             self._wake()
+        else:
+            self._observe()
 
     # ------------------------------------------------------------ workers come and go
 
@@ -247,7 +249,11 @@ class Simulation:
             outcome = self._tick((), (), (), {})
         self._leader_free = self._now + max(num_plans, 1) * self._latency.leader_s
         self._let_drained_leave()
-        self._figures.observe(self.core, self._touched.values(), self._now)
+        self._observe()
+
+    def _observe(self) -> None:
+        num_held = sum(isinstance(message, Submit) for message in self._intake)
+        self._figures.observe(self.core, self._touched.values(), num_held, self._now)
         self._touched.clear()
 
     def _tick(

@@ -5,8 +5,8 @@
 
 `arrival`        seconds from any start, or `timestamp` in milliseconds
 `prompt_tokens`  tokens of the prompt (or `input_length`), `output_tokens` of the answer (or `output_length`)
-`prefix_ids`     names of the first tokens, `prefix_id_tokens` (512) at a time (or `hash_ids`): equal names from the start
-                 on are an equal prefix. The last one may stand for fewer; what is behind them is the request's own
+`prefix_ids`     names of the first tokens, `prefix_id_tokens` (512) at a time (or `hash_ids`): equal names from the
+                 start on are an equal prefix. The last may stand for fewer; what comes behind is the request's own
 `after`          id of an earlier request; `arrival` is then the delay after its end
 `id`, `tenant`, `priority`, `cache_salt`, `max_tokens`, `n`, `abort_at` may be absent
 
@@ -58,7 +58,7 @@ def read_lines(path: Path) -> Trace:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise ConfigError(f"trace {path}: {error.strerror}") from error
-    requests = []
+    requests: list[TraceRequest] = []
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
