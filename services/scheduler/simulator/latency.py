@@ -18,19 +18,24 @@ class StepLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyModel:
-    """Linear in the load. TODO defaults
+    """Linear in the load.
+
+    The defaults are a 135M model on two shared cores without bf16 instructions: single steps of the worker's engine as
+    `benchmarks/engine_step.py` drives it (1 to 64 decode rows, chunks of 30 to 512 tokens, contexts up to 1,900),
+    the fastest of each size, and lines through them by eye, because other work ran on the machine. For figures of one's
+    own hardware, give coefficients.
 
     Raises:
         ConfigError: a duration is negative, or a rate not positive.
     """
 
-    base_s: float = 0.012
+    base_s: float = 0.08
     """Of every pass."""
-    decode_row_s: float = 0.0011
+    decode_row_s: float = 0.0036
     """Per decode row."""
-    prefill_token_s: float = 0.0011
+    prefill_token_s: float = 0.0027
     """Per prefill token."""
-    context_token_s: float = 1.0e-6
+    context_token_s: float = 5e-7
     """Per token whose KV is read."""
     copy_bytes_per_s: float = 4e9
     """Of copies of blocks before the pass."""

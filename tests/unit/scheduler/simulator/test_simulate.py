@@ -98,12 +98,15 @@ def test_copies_take_time() -> None:
     assert model.step_s(StepLoad(copied_blocks=3), block_bytes=500) == pytest.approx(1.5)
 
 
+FAST = LatencyModel(base_s=0.01, decode_row_s=0.001, prefill_token_s=0.001)
+
+
 def crowd(count: int = 40) -> Trace:
     return generate("poisson:rate=20,prompt=40,output=30", requests=count)
 
 
 def test_preemptions_are_counted_and_everybody_ends() -> None:
-    report = simulate(config(max_model_len=400, max_num_seqs=16, plan_ahead=2), workers(num_blocks=85), crowd())
+    report = simulate(config(max_model_len=400, max_num_seqs=16, plan_ahead=2), workers(num_blocks=85), crowd(), FAST)
     assert report.num_preemptions > 0 and report.num_recomputed_tokens > 0
     assert report.finished["stop"] + report.finished["length"] == 40
     assert report.used_share_peak > 0.9
@@ -114,8 +117,8 @@ def test_a_killed_worker_and_one_that_comes_back() -> None:
         WorkerChange(at=0.8, action="kill", worker="worker-0"),
         WorkerChange(at=2.0, action="join", worker="worker-0"),
     ]
-    calm = simulate(config(max_model_len=400, max_num_seqs=8), workers(2, 200), crowd())
-    report = simulate(config(max_model_len=400, max_num_seqs=8), workers(2, 200), crowd(), changes=changes)
+    calm = simulate(config(max_model_len=400, max_num_seqs=8), workers(2, 200), crowd(), FAST)
+    report = simulate(config(max_model_len=400, max_num_seqs=8), workers(2, 200), crowd(), FAST, changes=changes)
     assert report.num_requeues > 0 and report.unfinished == 0
     assert report.num_output_tokens == calm.num_output_tokens, "a token was lost or came twice"
     assert report.itl.max > calm.itl.max
@@ -123,7 +126,7 @@ def test_a_killed_worker_and_one_that_comes_back() -> None:
 
 def test_a_drained_worker_takes_nothing_more() -> None:
     changes = [WorkerChange(at=0.5, action="drain", worker="worker-1")]
-    report = simulate(config(max_model_len=400, max_num_seqs=8), workers(2, 200), crowd(), changes=changes)
+    report = simulate(config(max_model_len=400, max_num_seqs=8), workers(2, 200), crowd(), FAST, changes=changes)
     assert report.unfinished == 0 and report.workers[1].num_tokens < report.workers[0].num_tokens / 4
 
 
@@ -172,7 +175,11 @@ def small_report() -> Report:
     trace = generate("chat:rate=3,turns=3,prompt=20,output=25,system=50,think=1", requests=60, seed=3)
     changes = [WorkerChange(at=3.0, action="kill", worker="worker-1")]
     return simulate(
-        config(max_model_len=600, max_num_seqs=8, max_num_batched_tokens=64), workers(2, 90), trace, changes=changes
+        config(max_model_len=600, max_num_seqs=8, max_num_batched_tokens=64),
+        workers(2, 90),
+        trace,
+        FAST,
+        changes=changes,
     )
 
 
