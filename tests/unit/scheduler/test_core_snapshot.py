@@ -1,21 +1,27 @@
 """Snapshot and restore: exact, or refused."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.policies.base import PolicyName
 from services.scheduler.core.snapshot import UnusableSnapshot, restore, snapshot_request_ids, take_snapshot
 from tests.fakes.scheduler_world import World, make_submission
 
 CONFIG = SchedulerConfig(max_model_len=100, block_size=4, max_num_seqs=4, max_num_batched_tokens=16)
 
 
-def busy_world() -> World:
+def busy_world(**options: Any) -> World:
     """Something of everything: rows that decode, prefill, wait, were preempted or aborted, and a stop to come."""
-    world = World(CONFIG)
+    world = World(replace(CONFIG, **options))
     world.join("w0", 14)
     world.join("w1", 10)
     for index in range(12):
-        world.submit(make_submission(f"r{index}", [1] * (3 + 2 * index % 9), max_tokens=20, ignore_eos=True))
+        prompt = [1] * (3 + 2 * index % 9)
+        whose: dict[str, Any] = {"tenant": ("a", "b", "c")[index % 3], "priority": index % 4}
+        world.submit(make_submission(f"r{index}", prompt, max_tokens=20, ignore_eos=True, **whose))
     while not world.num_preempted:
         world.turn()
         world.step("w0")
@@ -28,15 +34,16 @@ def busy_world() -> World:
     return world
 
 
-def test_a_restored_core_is_the_same_and_goes_on_the_same() -> None:
-    world = busy_world()
+@pytest.mark.parametrize("policy", PolicyName)
+def test_a_restored_core_is_the_same_and_goes_on_the_same(policy: PolicyName) -> None:
+    world = busy_world(policy=policy)
     lanes = world.core.lanes.values()
     assert any(lane.ghosts for lane in lanes)
     assert any(lane.pool.num_quarantined for lane in lanes)
     assert any(lane.in_flight for lane in lanes)
     assert len(world.core.waiting)
     data = take_snapshot(world.core)
-    core = restore(data, CONFIG, world.records)
+    core = restore(data, world.config, world.records)
     core.check_integrity()
     assert take_snapshot(core) == data
     assert core.stats() == world.core.stats()
@@ -45,10 +52,11 @@ def test_a_restored_core_is_the_same_and_goes_on_the_same() -> None:
     world.judge_idle()
 
 
-def test_two_worlds_end_alike_if_one_restarts_at_every_turn() -> None:
+@pytest.mark.parametrize("policy", PolicyName)
+def test_two_worlds_end_alike_if_one_restarts_at_every_turn(policy: PolicyName) -> None:
     digests = []
     for restarts in (False, True):
-        world = busy_world()
+        world = busy_world(policy=policy, priority_ageing_s=0.01, tenant_weights="a=2")
         while not world.core.is_idle:
             world.turn()
             world.step("w0")
@@ -70,9 +78,10 @@ def test_prompts_are_not_in_a_snapshot() -> None:
 
 def test_a_snapshot_under_another_configuration_is_refused() -> None:
     data = take_snapshot(busy_world().core)
-    other = SchedulerConfig(max_model_len=100, block_size=8)
-    with pytest.raises(UnusableSnapshot, match="another configuration"):
-        restore(data, other, {})
+    others = ({"block_size": 8}, {"policy": PolicyName.FAIR}, {"tenant_weights": "a=2"}, {"max_bypasses": 3})
+    for changed in others:
+        with pytest.raises(UnusableSnapshot, match="another configuration"):
+            restore(data, replace(CONFIG, **changed), {})
 
 
 def test_a_snapshot_without_its_records_is_refused() -> None:

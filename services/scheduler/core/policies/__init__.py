@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 def make_policy(config: "SchedulerConfig") -> Policy:
     """The policy of a pool, as new."""
-    if config.policy is PolicyName.PRIORITY:
+    if config.policy == PolicyName.PRIORITY:
         return Priority(config.priority_ageing_s)
-    if config.policy is PolicyName.FAIR:
+    if config.policy == PolicyName.FAIR:
         return Fair(parse_weights(config.tenant_weights))
     return Fcfs()

@@ -1,0 +1,134 @@
+"""Policy `fair` in virtual time: tokens served per tenant (case 81, BEST-27)."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.policies.base import PolicyName
+from services.scheduler.core.policies.fair import MIN_REMEMBERED, Fair
+from shared.messages import Submission
+from tests.fakes.scheduler_world import make_submission
+from tests.fakes.timed_pool import Arrival, TimedPool
+
+
+def make_pool(**options: Any) -> TimedPool:
+    """Rows are short; a step of 512 tokens takes 110 ms."""
+    limits = {"max_model_len": 4096, "max_num_seqs": 16, "policy": PolicyName.FAIR, **options}
+    return TimedPool(SchedulerConfig(**limits), num_blocks=4000)
+
+
+def request(tenant: str, number: int, num_prompt: int, num_output: int) -> Submission:
+    """Every prompt is another one: nothing is cached."""
+    prompt = [1000 * ord(tenant[-1]) + number] * num_prompt
+    return make_submission(f"{tenant}{number}", prompt, max_tokens=num_output, ignore_eos=True, tenant=tenant)
+
+
+def backlog(tenant: str, count: int, num_prompt: int, num_output: int, at: float = 0.0) -> list[Arrival]:
+    return [Arrival(at, request(tenant, number, num_prompt, num_output)) for number in range(count)]
+
+
+def jain(served: Counter[str], weights: dict[str, float]) -> float:
+    """Jain's index of fairness over what tenants got per weight: 1 is perfect, 1/n is one for all."""
+    shares = [served[tenant] / weight for tenant, weight in weights.items()]
+    return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))
+
+
+def fair(pool: TimedPool) -> Fair:
+    policy = pool.core.policy
+    assert isinstance(policy, Fair)
+    return policy
+
+
+def test_two_backlogged_tenants_get_the_same_number_of_tokens() -> None:
+    """BEST-27: whatever their requests look like, and however many they send; first come, first served is not fair."""
+    arrivals = [*backlog("a", 200, 400, 100), *backlog("b", 100, 50, 150, at=0.5)]
+    index = {}
+    for policy in (PolicyName.FCFS, PolicyName.FAIR):
+        pool = make_pool(policy=policy)
+        pool.run(arrivals, until=2.0)
+        before = pool.served.copy()
+        pool.run([], until=12.0)
+        assert len(pool.core.waiting) > 50, "both must be backlogged"
+        index[policy] = jain(pool.served - before, {"a": 1, "b": 1})
+    assert index[PolicyName.FAIR] >= 0.95
+    assert index[PolicyName.FCFS] < 0.6
+
+
+def test_weights_are_shares() -> None:
+    pool = make_pool(tenant_weights="a=3,b=1")
+    pool.run([*backlog("a", 300, 100, 100), *backlog("b", 300, 100, 100)], until=20.0)
+    assert jain(pool.served, {"a": 3, "b": 1}) >= 0.95
+    assert 2.5 < pool.served["a"] / pool.served["b"] < 3.5
+
+
+def test_a_lone_tenant_gets_everything() -> None:
+    ends = []
+    for policy in (PolicyName.FCFS, PolicyName.FAIR):
+        pool = make_pool(policy=policy)
+        pool.run(backlog("a", 60, 200, 100))
+        assert pool.core.is_idle
+        ends.append((pool.now, pool.admitted))
+    assert ends[0] == ends[1]
+
+
+def test_a_newcomer_is_lifted_and_gets_no_back_pay() -> None:
+    """A tenant that was away while another was served shares from now on; it does not catch up."""
+    pool = make_pool()
+    pool.run(backlog("a", 400, 100, 100), until=15.0)
+    served = pool.served.copy()
+    assert served["a"] > 20_000
+    pool.run(backlog("b", 400, 100, 100, at=15.0), until=15.0)
+    assert len(pool.records) == 800
+    counters = fair(pool).counter("a"), fair(pool).counter("b")
+    assert counters[1] == pytest.approx(counters[0], abs=300)
+    pool.run([], until=30.0)
+    later = pool.served - served
+    assert jain(later, {"a": 1, "b": 1}) >= 0.95
+    assert later["b"] < 1.3 * later["a"]
+
+
+def test_a_counter_is_what_was_served() -> None:
+    """Prompt tokens once, output tokens as committed, whatever was preempted, aborted or restored meanwhile."""
+    pool = TimedPool(
+        SchedulerConfig(
+            max_model_len=400,
+            max_num_seqs=8,
+            policy=PolicyName.FAIR,
+            tenant_weights="a=2",
+            admission_room=0,
+            enable_prefix_caching=False,
+        ),
+        num_blocks=40,
+    )
+    pool.run(backlog("a", 20, 50, 60), restart_every=7)
+    assert pool.core.is_idle and pool.core.stats().num_preemptions >= 3
+    assert fair(pool).counter("a") == 20 * (50 + 60) / 2
+
+
+def test_cached_prompt_tokens_cost_nothing() -> None:
+    pool = make_pool()
+    one = make_submission("one", [5] * 161, max_tokens=4, ignore_eos=True, tenant="a")
+    two = make_submission("two", [5] * 161, max_tokens=4, ignore_eos=True, tenant="a")
+    pool.run([Arrival(0.0, one), Arrival(1.0, two)])
+    assert fair(pool).counter("a") == (161 + 4) + (1 + 4)
+
+
+def test_restarts_change_nothing() -> None:
+    arrivals = [*backlog("a", 60, 100, 40), *backlog("b", 30, 60, 80, at=1.0), *backlog("c", 10, 60, 20, at=2.0)]
+    played = []
+    for restart_every in (0, 1, 5):
+        pool = make_pool(max_num_seqs=6, tenant_weights="b=2")
+        pool.run(arrivals, restart_every=restart_every)
+        played.append((pool.admitted, pool.first_token, fair(pool).save()))
+    assert played[0] == played[1] == played[2]
+
+
+def test_tenants_that_are_gone_are_forgotten() -> None:
+    """Ten thousand tenants with one request each leave a bounded number of counters behind."""
+    pool = make_pool()
+    arrivals = [Arrival(0.05 * n, request(f"tenant{n}-", n, 4, 2)) for n in range(3 * MIN_REMEMBERED)]
+    pool.run(arrivals)
+    assert pool.core.is_idle
+    assert len(fair(pool).save().counters) <= MIN_REMEMBERED + 1
