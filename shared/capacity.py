@@ -16,3 +16,9 @@ def most_blocks(num_prompt_tokens: int, params: SamplingParams, block_size: int)
     total = -(-(num_prompt_tokens + params.max_tokens) // block_size)
     num_shared = num_prompt_tokens // block_size
     return num_shared + most_rows(params) * (total - num_shared)
+
+
+def most_tokens(num_prompt_tokens: int, num_beams: int, block_size: int, num_blocks: int) -> int:
+    """Prompt plus `max_tokens` of the longest request with this prompt that `num_blocks` hold: `most_blocks` solved."""
+    num_shared = num_prompt_tokens // block_size
+    return (num_shared + max(0, num_blocks - num_shared) // max(1, num_beams)) * block_size

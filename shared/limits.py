@@ -25,6 +25,11 @@ class Limits:
     max_request_tokens: int = 0
     """Prompt plus `max_tokens` that can ever fit; 0 = no worker has joined yet."""
     max_model_len: int = 0
+    max_rows: int = 0
+    """Rows of a worker's batch: a beam search needs one per beam; 0 = not told."""
+    max_blocks: int = 0
+    """KV blocks of the largest worker; 0 = not told."""
+    block_size: int = 0
 
     @property
     def queued(self) -> int:

@@ -5,6 +5,7 @@ Every candidate is a request of its own in the pool. Only a beam search is one r
 
 from typing import Any, Protocol
 
+from shared.capacity import most_tokens
 from shared.errors import InvalidRequest
 from shared.sampling import GREEDY_BELOW, MAX_BEAM_WIDTH
 
@@ -31,6 +32,23 @@ class ChoiceFields(Protocol):
     def num_candidates(self) -> int: ...
 
     def number(self, name: str) -> Any: ...
+
+
+class RequestLimits(Protocol):
+    """What a pool can hold; `shared.limits.Limits` is one. 0 means unknown, and of a cap none."""
+
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def max_request_tokens(self) -> int: ...
+    @property
+    def cap_requests(self) -> int: ...
+    @property
+    def max_rows(self) -> int: ...
+    @property
+    def max_blocks(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
 
 
 def check_choices(body: ChoiceFields) -> None:
@@ -78,25 +96,34 @@ _NEUTRAL: dict[str, tuple[float, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
-    "min_tokens": (0,),
 }
 
 
-def check_room(body: ChoiceFields, prompt_lengths: list[int], cap_requests: int) -> None:
-    """Refuse what can never be queued together. `cap_requests`: most queued requests, 0 = no cap.
+def check_room(body: ChoiceFields, prompt_lengths: list[int], limits: RequestLimits) -> None:
+    """Refuse what can never be queued together, and more beams than a batch has rows.
 
     Raises:
         InvalidRequest: names `n`, `best_of` or `prompt`, whichever makes it too many.
     """
     per_prompt = 1 if body.use_beam_search else body.num_candidates
     count = per_prompt * len(prompt_lengths)
-    most = min(MAX_SEQUENCES, cap_requests) if cap_requests else MAX_SEQUENCES
-    name = "prompt" if per_prompt == 1 else "n" if body.best_of is None else "best_of"
+    most = min(MAX_SEQUENCES, limits.cap_requests) if limits.cap_requests else MAX_SEQUENCES
+    width_name = "n" if body.best_of is None else "best_of"
+    if body.use_beam_search and 0 < limits.max_rows < body.num_candidates:
+        raise _too_large(width_name, f"{body.num_candidates} beams, but a worker computes {limits.max_rows} at once")
+    name = "prompt" if per_prompt == 1 else width_name
     if count > most:
         raise _too_large(name, f"{count} sequences, but one request may have {most}")
     num_tokens = per_prompt * sum(prompt_lengths)
     if num_tokens > MAX_QUEUED_TOKENS:
         raise _too_large(name, f"{count} sequences have {num_tokens} prompt tokens, at most {MAX_QUEUED_TOKENS}")
+
+
+def context_with_beams(body: ChoiceFields, num_prompt_tokens: int, context: int, limits: RequestLimits) -> int:
+    """Most tokens of prompt and output: `context`, or less if the beams, each with its own output, need the blocks."""
+    if not (body.use_beam_search and limits.max_blocks and limits.block_size):
+        return context
+    return min(context, most_tokens(num_prompt_tokens, body.num_candidates, limits.block_size, limits.max_blocks))
 
 
 def _refusal(name: str, message: str) -> InvalidRequest:

@@ -6,7 +6,7 @@ from typing import Protocol
 import msgspec
 
 from services.gateway.requests.bodies import ChatBody, CompletionBody, GenerationBody
-from services.gateway.requests.choices import check_room
+from services.gateway.requests.choices import RequestLimits, check_room, context_with_beams
 from services.gateway.requests.fields import Prompt
 from services.gateway.text.tokenizer import TextTokenizer
 from shared.errors import InvalidRequest, RequestTooLarge
@@ -16,19 +16,6 @@ from shared.records import choice_id
 from shared.sampling import SamplingParams
 
 SEED_BITS = 63
-
-
-class RequestLimits(Protocol):
-    """What a pool can hold; `shared.limits.Limits` is one. 0 means unknown."""
-
-    @property
-    def max_model_len(self) -> int: ...
-
-    @property
-    def max_request_tokens(self) -> int: ...
-
-    @property
-    def cap_requests(self) -> int: ...
 
 
 class SeedSource(Protocol):
@@ -65,12 +52,13 @@ def build_submissions(
     if isinstance(body, ChatBody):
         kind, field, prompts = "chat", "messages", _chat_prompt(body, tokenizer, context)
     else:
-        check_room(body, [0] * len(body.prompt), limits.cap_requests)  # before the work of tokenizing
+        check_room(body, [0] * len(body.prompt), limits)  # before the work of tokenizing
         kind, field, prompts = "completion", "prompt", _prompts(body, tokenizer, context)
-    check_room(body, [len(tokens) for tokens in prompts], limits.cap_requests)
+    check_room(body, [len(tokens) for tokens in prompts], limits)
     submissions: list[Submission] = []
     for index, tokens in enumerate(prompts):
-        max_tokens = _max_tokens(body, len(tokens), context, field)
+        room = context_with_beams(body, len(tokens), context, limits)
+        max_tokens = _max_tokens(body, len(tokens), room, field)
         first = Submission(
             request_id=request_id if len(prompts) == 1 else f"{request_id}-{index}",
             model=model,
@@ -174,13 +162,13 @@ def _check_ids(tokens: Iterable[int], vocab_size: int, field: str) -> None:
 def _max_tokens(body: GenerationBody, num_prompt_tokens: int, context: int, field: str) -> int:
     """The output limit of one prompt; absent, it fills the context."""
     if num_prompt_tokens >= context:
-        raise _too_long(num_prompt_tokens, context, field)
+        raise _too_long(num_prompt_tokens, context, field, _of_beams(body))
     room = context - num_prompt_tokens
     max_tokens = room if body.token_limit is None else body.token_limit
     if max_tokens > room:
         message = (
             f"max_tokens: {num_prompt_tokens} prompt tokens and max_tokens = {max_tokens} make "
-            f"{num_prompt_tokens + max_tokens}, but prompt and output together may have {context}"
+            f"{num_prompt_tokens + max_tokens}, but prompt and output together may have {context}{_of_beams(body)}"
         )
         raise RequestTooLarge(message, param="max_tokens")
     if body.number("min_tokens") > max_tokens:
@@ -189,10 +177,15 @@ def _max_tokens(body: GenerationBody, num_prompt_tokens: int, context: int, fiel
     return max_tokens
 
 
-def _too_long(num_prompt_tokens: int, context: int, field: str) -> RequestTooLarge:
+def _of_beams(body: GenerationBody) -> str:
+    """Why the context may be shorter than usual."""
+    return f" with {body.num_candidates} beams" if body.use_beam_search else ""
+
+
+def _too_long(num_prompt_tokens: int, context: int, field: str, beams: str = "") -> RequestTooLarge:
     message = (
         f"{field}: {num_prompt_tokens} prompt tokens leave no room for output: "
-        f"prompt and output together may have {context} tokens"
+        f"prompt and output together may have {context} tokens{beams}"
     )
     return RequestTooLarge(message, param=field)
 

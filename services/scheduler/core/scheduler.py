@@ -341,8 +341,12 @@ class SchedulerCore:
 
     def largest_request_tokens(self) -> int:
         """Most tokens, prompt plus `max_tokens`, that are not rejected; `max_model_len` before any worker joined."""
-        largest = max((known.num_blocks for known in self.known_workers.values()), default=0)
-        return min(self.config.max_model_len, largest * self.config.block_size) or self.config.max_model_len
+        largest = self.largest_worker_blocks() * self.config.block_size
+        return min(self.config.max_model_len, largest) or self.config.max_model_len
+
+    def largest_worker_blocks(self) -> int:
+        """KV blocks of the largest worker; 0 before any joined."""
+        return max((known.num_blocks for known in self.known_workers.values()), default=0)
 
     def num_committed(self, request: Request) -> int:
         """Output tokens of a live request that are committed."""

@@ -42,6 +42,9 @@ class LimitsWriter:
             "cap_tokens": self._settings.max_queued_tokens,
             "max_request_tokens": core.largest_request_tokens() if core.known_workers else 0,
             "max_model_len": core.config.max_model_len,
+            "max_rows": core.config.max_rows,
+            "max_blocks": core.largest_worker_blocks(),
+            "block_size": core.config.block_size,
         }
         if values != self._written:
             write_limits(client, self._keys, **values)

@@ -99,6 +99,8 @@ def test_requests_wait_for_the_first_worker_and_what_never_fits_is_refused(pool:
     final = pool.record(large).final
     assert final is not None and final.reason is FinishReason.REJECTED and final.message
     wait_for(lambda: read_limits(pool.client, pool.keys).max_request_tokens == 64)
+    limits = read_limits(pool.client, pool.keys)
+    assert (limits.max_rows, limits.max_blocks, limits.block_size) == (8, 16, 4)
     del pool.submissions[large]
     pool.check_texts()
 

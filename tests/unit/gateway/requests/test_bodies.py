@@ -212,7 +212,6 @@ def test_a_beam_search_refuses_what_only_sampling_knows(make: Any) -> None:
         ("presence_penalty", 1),
         ("frequency_penalty", 1),
         ("repetition_penalty", 1.1),
-        ("min_tokens", 2),
         ("logit_bias", {"1": 1}),
     ]
     for name, value in contradictions:

@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
@@ -12,9 +13,11 @@ from services.gateway.requests.choices import MAX_SEQUENCES
 from services.gateway.requests.submissions import build_submissions
 from services.gateway.text.model_files import ModelText
 from services.gateway.text.tokenizer import TextTokenizer
+from shared.capacity import most_blocks, most_tokens
 from shared.errors import InvalidRequest, RequestTooLarge
 from shared.messages import Submission
 from shared.packing import unpack_int32
+from shared.sampling import SamplingParams
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
@@ -49,6 +52,9 @@ class PoolLimits:
     max_model_len: int = MAX_LEN
     max_request_tokens: int = 0
     cap_requests: int = 0
+    max_rows: int = 0
+    max_blocks: int = 0
+    block_size: int = 0
 
 
 def build(body: CompletionBody | ChatBody, limits: PoolLimits = PoolLimits(), seed: int = 1) -> list[Submission]:
@@ -332,3 +338,34 @@ def test_a_long_prompt_is_not_multiplied_without_bound(monkeypatch: pytest.Monke
     assert len(completion([5] * 10, n=4)) == 4
     error = refused(prompt=[5] * 10, n=5)
     assert error.param == "n" and "50" in error.message and "40" in error.message
+
+
+def test_beams_are_refused_by_rows_and_by_blocks_before_they_are_queued() -> None:
+    """What the scheduler would reject later; the limit of `max_tokens` is exact."""
+    small = PoolLimits(max_rows=4, max_blocks=20, block_size=4)
+    beam_search: dict[str, Any] = {"use_beam_search": True, "prompt": [5] * 9, "limits": small}
+    assert refused(**beam_search, n=5).param == "n"
+    assert refused(**beam_search, best_of=5).param == "best_of"
+    (longest,) = completion(**beam_search, n=4)
+    assert longest.params.max_tokens == 15  # 2 shared blocks and 4 times 4 more: 6 blocks, 24 tokens
+    assert most_blocks(9, longest.params, 4) <= 20
+    over = msgspec.structs.replace(longest.params, max_tokens=16)
+    assert most_blocks(9, over, 4) > 20
+    error = refused(**beam_search, n=4, max_tokens=16)
+    assert error.param == "max_tokens" and "24 with 4 beams" in error.message
+    tiny = PoolLimits(max_rows=4, max_blocks=4, block_size=4)
+    error = refused(**{**beam_search, "limits": tiny}, n=4)
+    assert error.param == "prompt" and error.code == "context_length_exceeded"
+    assert completion([5] * 9, tiny, n=4)[0].params.max_tokens == MAX_LEN - 9  # forks need not run together
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [1, 4, 7, 8, 31])
+@pytest.mark.parametrize("num_beams", [1, 2, 5])
+def test_the_longest_request_fits_and_one_token_more_does_not(num_prompt_tokens: int, num_beams: int) -> None:
+    for num_blocks in range(1, 40):
+        longest = most_tokens(num_prompt_tokens, num_beams, 4, num_blocks) - num_prompt_tokens
+        if longest >= 1:
+            fitting = SamplingParams(max_tokens=longest, seed=1, beam_width=num_beams)
+            assert most_blocks(num_prompt_tokens, fitting, 4) <= num_blocks
+        over = SamplingParams(max_tokens=max(1, longest + 1), seed=1, beam_width=num_beams)
+        assert most_blocks(num_prompt_tokens, over, 4) > num_blocks
