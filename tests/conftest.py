@@ -23,11 +23,22 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["tests.harness.fixtures"]
+STACK_TIERS = ("e2e", "fault")
 
 _slow = [HealthCheck.too_slow]
 settings.register_profile("suite", deadline=None, suppress_health_check=_slow, derandomize=True)
 settings.register_profile("thorough", deadline=None, suppress_health_check=_slow, max_examples=2000)
 settings.load_profile("suite")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """For `-n`: files stay whole, and whole stacks, which use every core, run one at a time and start first."""
+    tests = Path(__file__).parent
+    groups = {item: item.path.relative_to(tests).parts for item in items}
+    items.sort(key=lambda item: groups[item][0] not in STACK_TIERS)
+    for item in items:
+        group = "stack" if groups[item][0] in STACK_TIERS else "/".join(groups[item])
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")
