@@ -62,6 +62,18 @@ class Settings(BaseSettings):
     max_num_batched_tokens: int = option(512, "Token budget of one step.", forward=True, ge=1)
     max_model_len: int | None = option(None, "Longest prompt plus output, in tokens.", shown="the model's", ge=2)
     num_blocks: int | None = option(None, "KV blocks per worker.", shown="from memory", forward=True, ge=1)
+    num_cpu_blocks: int | None = option(
+        None, "KV blocks per worker in main memory, for swap and demotion.", shown="0", forward=True, ge=0
+    )
+    swap_space: float | None = option(
+        None, "GiB per worker for them, instead of their number.", shown="0", forward=True, ge=0, allow_inf_nan=False
+    )
+    cpu_cache_dtype: Literal["auto", "int8"] | None = option(
+        None,
+        "What they are stored as: auto (exactly) or int8 (smaller; the one option that may change text).",
+        shown="auto",
+        forward=True,
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = option(
         None, "float32, bfloat16, float16, or auto: as the hardware computes best.", shown="auto", forward=True
     )

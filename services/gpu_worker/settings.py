@@ -31,6 +31,12 @@ class Settings(BaseSettings):
     num_blocks: int = Field(0, ge=0)
     kv_cache_memory: int = Field(0, ge=0)
     """Bytes of KV cache, if `num_blocks` is 0."""
+    num_cpu_blocks: int = Field(0, ge=0)
+    """Blocks of the host pool, for swapped requests and demoted prefixes."""
+    swap_space: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """GiB of host pool, if `num_cpu_blocks` is 0."""
+    cpu_cache_dtype: Literal["auto", "int8"] = "auto"
+    """What the host pool stores: `auto` exactly what the KV cache holds; `int8` less, but text may change."""
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     """Share of a GPU's memory for weights, activations and KV cache together."""
     max_num_seqs: int = Field(64, ge=1, le=65536)

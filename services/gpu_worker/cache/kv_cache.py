@@ -56,6 +56,10 @@ class KVCache:
         """Tokens per block."""
         return self.data.shape[4]
 
+    @property
+    def bytes_per_block(self) -> int:
+        return self.data[0].nbytes
+
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of one layer, each [num_blocks, num_kv_heads, block_size, head_dim]."""
         return self.data[:, index, 0], self.data[:, index, 1]

@@ -2,9 +2,11 @@
 
 What a step needs of every row is in numpy columns, so that a step in which nothing joins or leaves handles arrays,
 never rows one by one. Tokens known so far: prompt and output. A row is FREE, in PREFILL (its `pending` tokens are
-computed in chunks) or in DECODE (each step computes its last token, which lies in device memory, and yields one more).
+computed in chunks), in DECODE (each step computes its last token, which lies in device memory, and yields one more) or
+a BEAM (beams.py: all of its tokens are computed; it moves only when a plan names it).
 """
 
+from collections.abc import Mapping
 from enum import IntEnum
 
 import numpy as np
@@ -20,6 +22,7 @@ class RowState(IntEnum):
     FREE = 0
     PREFILL = 1
     DECODE = 2
+    BEAM = 3
 
 
 class BlockTables:
@@ -45,8 +48,23 @@ class BlockTables:
         for row, block in pairs.tolist():
             self.host[row, self.num_blocks[row]] = block
             self.num_blocks[row] += 1
+        self._send(np.unique(pairs[:, 0]))
+
+    def read(self, row: int) -> IntArray:
+        """A copy of the row's block ids."""
+        return self.host[row, : self.num_blocks[row]].astype(np.int64)
+
+    def replace(self, tables: Mapping[int, IntArray]) -> None:
+        """Give rows other tables."""
+        for row, blocks in tables.items():
+            self.host[row, : len(blocks)] = blocks
+            self.num_blocks[row] = len(blocks)
+        self._send(np.array(list(tables), np.int64))
+
+    def _send(self, changed: IntArray) -> None:
+        """Bring rows to the device, if it has a memory of its own."""
         if self.device.device.type != "cpu":
-            rows = torch.from_numpy(np.unique(pairs[:, 0]))
+            rows = torch.from_numpy(changed)
             self.device[rows.to(self.device.device)] = torch.from_numpy(self.host)[rows].to(self.device.device)
 
     def slots(self, rows: IntArray, positions: IntArray, block_size: int) -> IntArray:
@@ -68,12 +86,15 @@ class Batch:
         """Whether the row yielded since it was added, so that readers of the log know it."""
         self.is_unusable = np.zeros(num_rows, np.bool_)
         """The request cannot be computed as it stands: it ends with an error instead of its first token."""
+        self.searches = np.zeros(num_rows, np.bool_)
+        """Belongs to a beam search: yields candidates instead of tokens."""
         self.request_ids: list[str] = [""] * num_rows
         self.pending: list[IntArray | None] = [None] * num_rows
         """All known tokens of rows in prefill."""
         self.tables = BlockTables(num_rows, max_blocks, device)
         self.last_token = torch.zeros(num_rows, dtype=torch.int64, device=device)
-        """[max_num_seqs]: the token that a decode row computes next. It never leaves the device for that."""
+        """[max_num_seqs]: the token that a decode row or a named beam computes next. That of a decode row never leaves
+        the device for it."""
         self._decode_rows: IntArray | None = None
 
     @property
@@ -95,6 +116,7 @@ class Batch:
         self.num_computed[row] = num_computed
         self.is_joined[row] = False
         self.is_unusable[row] = False
+        self.searches[row] = False
         self.request_ids[row] = request_id
         self.pending[row] = tokens
         self.tables.clear(row)
@@ -109,7 +131,14 @@ class Batch:
 
     def start_decode(self, rows: IntArray) -> None:
         """The last chunk of these rows is computed."""
-        self.state[rows] = RowState.DECODE
         self._decode_rows = None
+        self._end_prefill(rows, RowState.DECODE)
+
+    def start_beams(self, rows: IntArray) -> None:
+        """The last chunk of these rows is computed."""
+        self._end_prefill(rows, RowState.BEAM)
+
+    def _end_prefill(self, rows: IntArray, state: RowState) -> None:
+        self.state[rows] = state
         for row in rows.tolist():
             self.pending[row] = None

@@ -7,15 +7,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from services.gpu_worker.cache.host_pool import HostPool, allocate_pool
 from services.gpu_worker.cache.kv_cache import KVCache
 from services.gpu_worker.engine.batch import Batch, RowState
+from services.gpu_worker.engine.beams import Beams
 from services.gpu_worker.engine.config import EngineConfig
+from services.gpu_worker.engine.copies import Copier
 from services.gpu_worker.engine.endings import Endings
 from services.gpu_worker.engine.host_memory import keep_freed_memory
 from services.gpu_worker.engine.inputs import StepInputs, build_inputs
 from services.gpu_worker.engine.outcome import Outcome, nothing
 from services.gpu_worker.engine.rates import Rates
 from services.gpu_worker.engine.request_check import is_usable
+from services.gpu_worker.engine.requirements import Limits
 from services.gpu_worker.engine.validation import check_plan
 from services.gpu_worker.engine.warm_up import warm_up_plans
 from services.gpu_worker.models.llama import LlamaModel
@@ -26,7 +30,7 @@ from shared.packing import unpack_int32
 IntArray = npt.NDArray[np.int64]
 
 ROSTER_INTERVAL = 64
-"""Steps between two results that carry a full roster and the measured rates."""
+"""Steps between two results that carry a full roster and the measured rates; the first step has rates too."""
 
 
 class Engine:
@@ -36,14 +40,27 @@ class Engine:
     """
 
     def __init__(
-        self, model: LlamaModel, cache: KVCache, config: EngineConfig, *, clock: Callable[[], float] = time.perf_counter
+        self,
+        model: LlamaModel,
+        cache: KVCache,
+        config: EngineConfig,
+        *,
+        pool: HostPool | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`pool`: host memory for swapped and demoted blocks; none by default."""
         self.model = model
         self.cache = cache
         self.config = config
+        self.pool = pool if pool is not None else allocate_pool(cache, 0)
         self._clock = clock
-        self._rates = Rates()
+        self._limits = Limits(cache.num_blocks, self.pool.num_blocks, cache.block_size, model.config.vocab_size)
+        self._start_measuring()
         self.begin("", 0)
+
+    def _start_measuring(self) -> None:
+        self._rates = Rates()
+        self._copier = Copier(self.cache, self.pool, self._rates, self._clock)
 
     def begin(self, worker: str, incarnation: int) -> None:
         """Start an incarnation: forget every row, expect plan 1."""
@@ -60,17 +77,19 @@ class Engine:
         self._batch = Batch(rows, max_blocks, device)
         self._endings = Endings(rows, eos)
         self._sampler = Sampler(rows, vocab_size, eos, device)
+        self._beams = Beams(self._batch, vocab_size, eos)
 
     def warm_up(self) -> None:
         """Run prefill and decode at the sizes that serving will see, so that no client waits for first-use costs.
 
-        The batch must be empty; it is empty afterwards. The cache's content is overwritten.
+        The batch must be empty; it is empty afterwards. What cache and host pool hold is overwritten.
         """
         keep_freed_memory()
         self.begin("", 0)
         for plan in warm_up_plans(self.config, self.cache, on_cpu=self.model.device.type == "cpu"):
             self.step(plan)
-        self._rates = Rates()
+        self._start_measuring()
+        self._copier.measure()
         self.reset()
 
     @torch.inference_mode()
@@ -80,25 +99,21 @@ class Engine:
         Raises:
             ProtocolError: the plan is not the next one, or breaks a rule of the protocol. Nothing was changed.
         """
-        started = self._clock()
-        pairs = check_plan(
-            plan,
-            self._batch,
-            expected_id=self._next_plan,
-            num_blocks=self.cache.num_blocks,
-            block_size=self.cache.block_size,
-        )
+        checked = check_plan(plan, self._batch, expected_id=self._next_plan, limits=self._limits)
         self._next_plan += 1
+        started = self._clock()
+        parents = self._beams.read_parents(plan.beams)
         left = self._drop(plan.dropped)
+        copying = self._copier.run(checked.copies)
         for new in plan.added:
             self._add(new)
-        if len(pairs):
-            self._batch.tables.append(pairs)
-        inputs = build_inputs(self._batch, plan.chunks, self.cache)
+        beams = self._beams.make(plan.beams, parents)
+        if len(checked.pairs):
+            self._batch.tables.append(checked.pairs)
+        inputs = build_inputs(self._batch, beams, plan.chunks, self.cache)
         outcome = nothing() if inputs is None else self._compute(inputs, plan.chunks)
-        num_prefill = sum(size for _, size in plan.chunks)
-        num_decode = len(outcome.rows) - (0 if inputs is None else len(inputs.completed_rows))
-        self._rates.record(num_prefill, num_decode, self._clock() - started)
+        if inputs is not None:
+            self._rates.record(inputs.num_chunked, inputs.num_single, self._clock() - started - copying)
         return self._result(plan, outcome, left)
 
     def owns_blocks(self, row: int) -> bool:
@@ -117,6 +132,7 @@ class Engine:
         self._batch.remove(row)
         self._endings.remove(row)
         self._sampler.remove(row)
+        self._beams.remove(row)
 
     def _add(self, new: NewRow) -> None:
         tokens = np.asarray(unpack_int32(new.tokens), np.int64)
@@ -127,7 +143,9 @@ class Engine:
         self._batch.add(new.row, new.request_id, tokens, new.num_prompt_tokens, new.num_computed_tokens)
         self._batch.is_unusable[new.row] = not usable
         self._endings.add(new.row, new.params)
-        if usable:
+        if new.params.beam_width > 0:
+            self._beams.enter(new.row, new.params)
+        elif usable:
             self._sampler.add(new.row, new.params, tokens[: new.num_prompt_tokens], tokens[new.num_prompt_tokens :])
         else:
             self._sampler.add_greedy(new.row)
@@ -138,8 +156,19 @@ class Engine:
         logits = self.model.forward(inputs.forward, self.cache)
         for row, size in chunks:
             batch.num_computed[row] += size
+        searches = batch.searches[rows]
+        if not searches.any():
+            return self._sample(logits, rows, inputs.completed_rows)
+        at = [torch.from_numpy(np.flatnonzero(places)).to(self.model.device) for places in (~searches, searches)]
+        completed = inputs.completed_rows[~batch.searches[inputs.completed_rows]]
+        outcome = self._sample(logits[at[0]], rows[~searches], completed)
+        return self._search(logits[at[1]], rows[searches], outcome)
+
+    def _sample(self, logits: torch.Tensor, rows: IntArray, completed: IntArray) -> Outcome:
+        """A token for each of `rows`, of which `completed` are the last."""
         if not len(rows):
             return nothing()
+        batch = self._batch
         output_index = batch.num_tokens[rows] - batch.num_prompt[rows]
         sampled = self._sampler.sample(logits, rows, output_index)
         batch.last_token[torch.from_numpy(rows).to(self.model.device)] = sampled.tokens
@@ -147,7 +176,19 @@ class Engine:
         tokens = torch.where(sampled.ok, sampled.tokens, -1).cpu().numpy()
         ok = (tokens >= 0) & ~batch.is_unusable[rows]
         reasons = self._endings.find(rows, tokens, output_index, ok)
-        return self._advance(Outcome(rows, tokens, output_index, ok, reasons), inputs.completed_rows)
+        outcome = Outcome(rows, tokens, output_index, ok, reasons)
+        if sampled.logprobs is not None:
+            asked = self._sampler.asked(rows)
+            values = zip(rows[asked].tolist(), sampled.logprobs.cpu().tolist(), ok[asked].tolist(), strict=True)
+            outcome.logprobs = tuple((row, logprob) for row, logprob, usable in values if usable)
+        return self._advance(outcome, completed)
+
+    def _search(self, logits: torch.Tensor, rows: IntArray, outcome: Outcome) -> Outcome:
+        """Candidates for each of `rows`, beside what the others yielded."""
+        outcome.beams = self._beams.advance(logits, rows)
+        for row, _ in outcome.beams.ended:
+            self._remove(row)
+        return outcome
 
     def _advance(self, outcome: Outcome, completed: IntArray) -> Outcome:
         """Append the tokens to their rows and let ended rows go."""
@@ -171,10 +212,12 @@ class Engine:
             tokens=outcome.packed(),
             joined=outcome.joined,
             left=left,
-            ended=outcome.ended,
+            ended=outcome.ended + outcome.beams.ended,
             roster=self._roster() if with_roster else (),
-            rates=self._rates.values if with_roster else (),
+            rates=self._rates.values if with_roster or plan.plan_id == 1 else (),
             traceparent=plan.traceparent,
+            logprobs=outcome.logprobs,
+            candidates=outcome.beams.candidates,
         )
 
     def _roster(self) -> tuple[tuple[int, str, int], ...]:

@@ -1,4 +1,5 @@
-"""From the batch and a plan's chunks to the flat token batch of a forward pass: decode rows first, then the chunks."""
+"""From the batch and a plan to the flat token batch of a forward pass: rows that compute their last token (decode rows,
+then named beams), then the chunks."""
 
 from dataclasses import dataclass
 
@@ -23,30 +24,37 @@ class StepInputs:
     """In the order of the logits."""
     completed_rows: IntArray
     """Rows whose last chunk this is; they are the end of `sampled_rows`."""
+    num_single: int
+    """Rows that compute one token because they decode or are beams."""
+    num_chunked: int
+    """Tokens of chunks."""
 
 
-def build_inputs(batch: Batch, chunks: tuple[tuple[int, int], ...], cache: KVCache) -> StepInputs | None:
-    """The step's tensors, or None if it computes nothing."""
-    decode = batch.decode_rows
-    if not len(decode) and not chunks:
+def build_inputs(
+    batch: Batch, beams: IntArray, chunks: tuple[tuple[int, int], ...], cache: KVCache
+) -> StepInputs | None:
+    """The step's tensors, or None if it computes nothing. `beams`: [n] rows that were named."""
+    single = np.concatenate((batch.decode_rows, beams)) if len(beams) else batch.decode_rows
+    if not len(single) and not chunks:
         return None
     rows, sizes = _columns(chunks)
     starts = batch.num_computed[rows]
     completes = starts + sizes == batch.num_tokens[rows]
-    all_rows = np.concatenate((decode, rows))
-    query_lens = np.concatenate((np.ones(len(decode), np.int64), sizes))
-    context_lens = np.concatenate((batch.num_tokens[decode], starts + sizes))
+    all_rows = np.concatenate((single, rows))
+    query_lens = np.concatenate((np.ones(len(single), np.int64), sizes))
+    context_lens = np.concatenate((batch.num_tokens[single], starts + sizes))
     flat_rows, positions = _flatten(all_rows, query_lens, context_lens)
     device = batch.last_token.device
     tables = batch.tables.device[torch.from_numpy(all_rows).to(device)]
     forward = ForwardInputs(
-        token_ids=_token_ids(batch, decode, rows, sizes),
+        token_ids=_token_ids(batch, single, rows, sizes),
         positions=torch.from_numpy(positions).to(device),
         slot_mapping=torch.from_numpy(batch.tables.slots(flat_rows, positions, cache.block_size)).to(device),
         attention=prepare(query_lens, context_lens, tables, cache.layer(0)[0]),
-        sample_at=_sample_at(len(decode), sizes, completes, device) if len(rows) else None,
+        sample_at=_sample_at(len(single), sizes, completes, device) if len(rows) else None,
     )
-    return StepInputs(forward, np.concatenate((decode, rows[completes])), rows[completes])
+    sampled = np.concatenate((single, rows[completes]))
+    return StepInputs(forward, sampled, rows[completes], len(single), int(sizes.sum()))
 
 
 def _columns(chunks: tuple[tuple[int, int], ...]) -> tuple[IntArray, IntArray]:
@@ -61,9 +69,9 @@ def _flatten(rows: IntArray, query_lens: IntArray, context_lens: IntArray) -> tu
     return np.repeat(rows, query_lens), np.repeat(context_lens, query_lens) - steps_from_end
 
 
-def _token_ids(batch: Batch, decode: IntArray, rows: IntArray, sizes: IntArray) -> torch.Tensor:
+def _token_ids(batch: Batch, single: IntArray, rows: IntArray, sizes: IntArray) -> torch.Tensor:
     device = batch.last_token.device
-    last = batch.last_token[torch.from_numpy(decode).to(device)]
+    last = batch.last_token[torch.from_numpy(single).to(device)]
     if not len(rows):
         return last
     pieces = []
@@ -75,8 +83,8 @@ def _token_ids(batch: Batch, decode: IntArray, rows: IntArray, sizes: IntArray) 
 
 
 def _sample_at(
-    num_decode: int, sizes: IntArray, completes: npt.NDArray[np.bool_], device: torch.device
+    num_single: int, sizes: IntArray, completes: npt.NDArray[np.bool_], device: torch.device
 ) -> torch.Tensor:
-    """Places of the tokens whose successor is wanted: every decode row's, and the last one of chunks that complete."""
-    ends = num_decode + np.cumsum(sizes) - 1
-    return torch.from_numpy(np.concatenate((np.arange(num_decode), ends[completes]))).to(device)
+    """Places of the tokens whose successor is wanted: every single one, and the last of chunks that complete."""
+    ends = num_single + np.cumsum(sizes) - 1
+    return torch.from_numpy(np.concatenate((np.arange(num_single), ends[completes]))).to(device)

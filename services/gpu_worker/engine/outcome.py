@@ -1,10 +1,11 @@
 """What a forward pass yielded, in columns."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from services.gpu_worker.engine.beams import BeamOutcome
 from shared.packing import NO_TOKEN
 
 IntArray = npt.NDArray[np.int64]
@@ -12,7 +13,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class Outcome:
-    """One entry per row that was sampled."""
+    """One entry per row that was sampled; beams apart."""
 
     rows: IntArray
     tokens: IntArray
@@ -24,6 +25,9 @@ class Outcome:
     """`EndReason`, 0 for rows that run on."""
     joined: tuple[tuple[int, str, int], ...] = ()
     """(row, request_id, output index) of rows that yield for the first time since they were added."""
+    logprobs: tuple[tuple[int, float], ...] = ()
+    """(row, log-probability of its token) of rows that ask for it and yielded."""
+    beams: BeamOutcome = field(default_factory=BeamOutcome)
 
     @property
     def ended(self) -> tuple[tuple[int, int], ...]:

@@ -31,4 +31,12 @@ def is_usable(tokens: npt.NDArray[np.int64], params: SamplingParams, vocab_size:
         and params.seed >= 0
         and params.choice >= 0
         and all(0 <= token < vocab_size for token, _ in params.logit_bias)
+        and params.beam_width >= 0
+        and not (params.beam_width and _changes_logits(params))
     )
+
+
+def _changes_logits(params: SamplingParams) -> bool:
+    """Whether a search, which ranks the model's own probabilities, would have to leave something out."""
+    penalised = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1
+    return bool(penalised or params.logit_bias)

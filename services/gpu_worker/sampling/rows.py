@@ -35,6 +35,7 @@ class SamplingRows:
         self.presence = np.zeros(num_rows, np.float32)
         self.frequency = np.zeros(num_rows, np.float32)
         self.repetition = np.ones(num_rows, np.float32)
+        self.with_logprobs = np.zeros(num_rows, np.bool_)
 
     def set(self, row: int, params: SamplingParams) -> None:
         """Take over a row's parameters."""
@@ -49,6 +50,7 @@ class SamplingRows:
         self.presence[row] = params.presence_penalty
         self.frequency[row] = params.frequency_penalty
         self.repetition[row] = params.repetition_penalty
+        self.with_logprobs[row] = params.with_logprobs
 
 
 def needs_of(params: SamplingParams) -> Need:

@@ -5,7 +5,7 @@ and for the others temperature, min_p, top_k, top_p and a draw. A batch without 
 logits.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,8 @@ class Sampled:
     """[n] int64; of no meaning where not ok."""
     ok: torch.Tensor
     """[n] bool: the row's logits were finite."""
+    logprobs: torch.Tensor | None = None
+    """[k] float32: log-softmax of the unchanged logits at the token, of the rows that ask for it; None if none does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,20 @@ class Sampler:
             rows: [n] distinct rows of the batch.
             output_index: [n], output tokens of each row so far.
         """
+        asked = self.asked(rows)
+        if not len(asked):
+            return self._sample(logits, rows, output_index)
+        at = self._to_device(asked)
+        unchanged = logits[at]
+        sampled = self._sample(logits, rows, output_index)
+        chosen = unchanged.gather(1, sampled.tokens[at, None])[:, 0]
+        return replace(sampled, logprobs=chosen - unchanged.logsumexp(-1))
+
+    def asked(self, rows: IntArray) -> IntArray:
+        """Places within `rows` of those that ask for the log-probability of their token."""
+        return np.flatnonzero(self._rows.with_logprobs[rows])
+
+    def _sample(self, logits: torch.Tensor, rows: IntArray, output_index: IntArray) -> Sampled:
         needs = self._rows.needs[rows]
         needs = np.where(output_index < self._rows.min_tokens[rows], needs, needs & ~Need.MIN_TOKENS)
         largest, tokens = logits.max(-1)

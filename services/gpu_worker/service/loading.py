@@ -5,11 +5,12 @@ import time
 
 import torch
 
+from services.gpu_worker.cache.host_pool import HostPool, allocate_pool, pool_bytes_per_block
 from services.gpu_worker.cache.kv_cache import KVCache, kv_bytes_per_block
 from services.gpu_worker.engine import Engine, EngineConfig
 from services.gpu_worker.models.llama import LlamaModel
 from services.gpu_worker.models.loading import load_model
-from services.gpu_worker.service.memory import CacheRequest, blocks_on_cpu, blocks_on_gpu
+from services.gpu_worker.service.memory import GIB, CacheRequest, blocks_in_host_pool, blocks_on_cpu, blocks_on_gpu
 from services.gpu_worker.service.partition import Partition
 from services.gpu_worker.service.worker import Capacity, LoadedWorker, LoadProgress
 from services.gpu_worker.settings import Settings
@@ -45,15 +46,19 @@ def load_worker(
         max_num_batched_tokens=settings.max_num_batched_tokens,
     )
     num_blocks = _num_blocks(settings, model, config)
-    engine = Engine(model, KVCache.allocate(model.config, num_blocks, settings.block_size, model.dtype, device), config)
+    cache = KVCache.allocate(model.config, num_blocks, settings.block_size, model.dtype, device)
+    pool = _host_pool(settings, model, cache)
+    engine = Engine(model, cache, config, pool=pool)
     engine.warm_up()
     capacity = Capacity(
         num_blocks=num_blocks,
         block_size=settings.block_size,
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
-        fingerprint=fingerprint(model),
+        fingerprint=fingerprint(model, settings.cpu_cache_dtype if pool.num_blocks else "auto"),
         model=resolved.served_name,
+        num_cpu_blocks=pool.num_blocks,
+        block_bytes=cache.bytes_per_block,
     )
     log.info("loaded on %d threads in %.1f s: %s", partition.num_threads, time.monotonic() - started, capacity)
     return LoadedWorker(engine, capacity)
@@ -86,10 +91,11 @@ def context_length(setting: int, model: LlamaModel) -> int:
     return setting or longest
 
 
-def fingerprint(model: LlamaModel) -> str:
+def fingerprint(model: LlamaModel, cpu_cache_dtype: str = "auto") -> str:
     """Numerics: workers with equal ones continue each other's requests token by token."""
     level = torch.backends.cpu.get_cpu_capability() if model.device.type == "cpu" else _gpu_name(model.device)
-    return f"{model.fingerprint}-torch:{torch.__version__}-{level}"
+    lossy = "" if cpu_cache_dtype == "auto" else f"-cpu-cache:{cpu_cache_dtype}"
+    return f"{model.fingerprint}-torch:{torch.__version__}-{level}{lossy}"
 
 
 def _gpu_name(device: torch.device) -> str:
@@ -109,6 +115,12 @@ def _num_blocks(settings: Settings, model: LlamaModel, config: EngineConfig) -> 
         total=total,
         utilization=settings.gpu_memory_utilization,
     )
+
+
+def _host_pool(settings: Settings, model: LlamaModel, cache: KVCache) -> HostPool:
+    size = pool_bytes_per_block(model.config, settings.block_size, model.dtype, settings.cpu_cache_dtype)
+    num_blocks = blocks_in_host_pool(settings.num_cpu_blocks, int(settings.swap_space * GIB), size)
+    return allocate_pool(cache, num_blocks, settings.cpu_cache_dtype)
 
 
 def activation_bytes(model: LlamaModel, config: EngineConfig) -> int:

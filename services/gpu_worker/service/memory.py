@@ -35,6 +35,21 @@ def blocks_on_cpu(request: CacheRequest, bytes_per_block: int) -> int:
     return _num_blocks(request.memory or default, bytes_per_block)
 
 
+def blocks_in_host_pool(num_blocks: int, memory: int, bytes_per_block: int) -> int:
+    """Number of blocks of a worker's host pool: `num_blocks`, or what fits `memory` bytes; 0 if both are.
+
+    Raises:
+        ConfigError: not even one block fits what was asked for, or the machine has less memory left.
+    """
+    if not num_blocks and not memory:
+        return 0
+    wanted = num_blocks or _num_blocks(memory, bytes_per_block)
+    available = available_memory()
+    if wanted * bytes_per_block > available:
+        raise ConfigError(f"a host pool of {wanted} blocks needs {wanted * bytes_per_block} of {available} bytes")
+    return wanted
+
+
 def blocks_on_gpu(request: CacheRequest, bytes_per_block: int, *, free: int, total: int, utilization: float) -> int:
     """Number of KV blocks on a GPU that has `free` of `total` bytes left after weights and warm-up buffers.
 

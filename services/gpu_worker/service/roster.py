@@ -11,9 +11,11 @@ class BatchRoster:
 
     def before(self, plan: StepPlan) -> None:
         """`plan` is about to run."""
+        parents = {beam.parent: self._rows[beam.parent] for beam in plan.beams if beam.parent in self._rows}
         for row in plan.dropped:
             self._rows.pop(row, None)
         self._rows.update((new.row, new.request_id) for new in plan.added)
+        self._rows.update({beam.row: parents[beam.parent] for beam in plan.beams if beam.parent in parents})
 
     def after(self, result: StepResult) -> None:
         """The plan ran and gave `result`."""

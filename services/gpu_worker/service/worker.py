@@ -41,6 +41,8 @@ class Capacity:
     max_num_seqs: int
     fingerprint: str
     model: str
+    num_cpu_blocks: int
+    block_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,8 @@ class Worker:
             max_num_seqs=capacity.max_num_seqs,
             fingerprint=capacity.fingerprint,
             model=capacity.model,
+            num_cpu_blocks=capacity.num_cpu_blocks,
+            block_bytes=capacity.block_bytes,
         )
 
     def _await_seat(self, client: redis.Redis) -> Seat | None:

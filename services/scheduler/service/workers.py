@@ -224,7 +224,15 @@ class WorkerDirectory:
                 continue
             if not seat.joined and lease.state is WorkerState.READY:
                 seat.joined = True
-                events.append(WorkerJoined(worker=worker, incarnation=seat.incarnation, num_blocks=lease.num_blocks))
+                events.append(
+                    WorkerJoined(
+                        worker=worker,
+                        incarnation=seat.incarnation,
+                        num_blocks=lease.num_blocks,
+                        num_cpu_blocks=lease.num_cpu_blocks,
+                        block_bytes=lease.block_bytes,
+                    )
+                )
                 logs.info("worker_joined", worker=worker, incarnation=seat.incarnation, num_blocks=lease.num_blocks)
             if seat.joined and lease.state is WorkerState.DRAINING and not seat.draining:
                 seat.draining = True

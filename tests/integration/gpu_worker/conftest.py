@@ -234,6 +234,7 @@ def loaded_worker(tiny_llama: Path) -> LoadedWorker:
         device="cpu",
         dtype="float32",
         num_blocks=256,
+        num_cpu_blocks=16,
         max_num_seqs=8,
         max_num_batched_tokens=4096,
     )

@@ -41,6 +41,7 @@ def test_ready_worker_tells_its_capacity(leader: "Leader", run_worker: Run) -> N
     lease = leader.ready_worker()
     assert (lease.name, lease.instance, lease.progress) == ("worker-0", "first", 1.0)
     assert (lease.num_blocks, lease.block_size, lease.max_num_seqs, lease.max_model_len) == (256, 16, 8, 4096)
+    assert (lease.num_cpu_blocks, lease.block_bytes) == (16, 2 * 2 * 2 * 8 * 16 * 4)
     assert "float32" in lease.fingerprint
 
 
@@ -52,6 +53,7 @@ def test_every_plan_is_answered_once_and_in_order(leader: "Leader", run_worker: 
     results = leader.await_results(incarnation, 8)
     assert ids(results) == list(range(1, 9))
     assert results[0].joined == ((0, "r", 0),)
+    assert all(rate > 0 for rate in (results[0].rates[0], results[0].rates[2])), "measured before the first plan came"
     assert len(tokens_of(results)) == 6, "the row ended at max_tokens; plans that came after yield nothing"
     assert [result.step_id for result in results if result.ended] == [6]
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from services.gpu_worker.cache.host_pool import PlainPool, allocate_pool
 from services.gpu_worker.cache.kv_cache import KVCache
 from services.gpu_worker.engine import Engine, EngineConfig
 from services.gpu_worker.models.llama import LlamaModel
@@ -40,12 +41,23 @@ MakeDriver = Callable[..., EngineDriver]
 
 @pytest.fixture
 def make_driver(tiny: Tiny) -> MakeDriver:
-    """Engines over a cache that is NaN throughout at first."""
+    """Engines over a cache and a host pool that are NaN throughout at first."""
 
-    def make(*, block_size: int = 8, num_blocks: int = 200, max_num_seqs: int = 8, seed: int = 0) -> EngineDriver:
+    def make(
+        *,
+        block_size: int = 8,
+        num_blocks: int = 200,
+        max_num_seqs: int = 8,
+        seed: int = 0,
+        num_cpu_blocks: int = 0,
+        cpu_cache_dtype: str = "auto",
+    ) -> EngineDriver:
         cache = KVCache.allocate(tiny.model.config, num_blocks, block_size, tiny.model.dtype, tiny.model.device)
         cache.data.fill_(float("nan"))
-        return EngineDriver(Engine(tiny.model, cache, EngineConfig(max_num_seqs, 512)), seed=seed)
+        pool = allocate_pool(cache, num_cpu_blocks, cpu_cache_dtype)
+        if isinstance(pool, PlainPool):
+            pool.data.fill_(float("nan"))
+        return EngineDriver(Engine(tiny.model, cache, EngineConfig(max_num_seqs, 512), pool=pool), seed=seed)
 
     return make
 

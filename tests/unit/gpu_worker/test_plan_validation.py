@@ -3,13 +3,13 @@
 import pytest
 
 from shared.errors import ProtocolError
-from shared.messages import NewRow, StepPlan, Tick
+from shared.messages import BlockCopies, CopyKind, NewRow, StepPlan, Tick
 from shared.packing import pack_int32
 from shared.sampling import SamplingParams
 
 TICK = Tick(0, "0-0", "0-0", 0.0)
 PARAMS = SamplingParams(max_tokens=50, seed=0, temperature=0.0, ignore_eos=True)
-NUM_ROWS, NUM_BLOCKS, BLOCK_SIZE = 4, 20, 8
+NUM_ROWS, NUM_BLOCKS, NUM_CPU_BLOCKS, BLOCK_SIZE = 4, 20, 6, 8
 
 
 def new_row(row: int, size: int = 10, *, prompt: int | None = None, computed: int = 0) -> NewRow:
@@ -20,10 +20,16 @@ def blocks(*pairs: tuple[int, int]) -> bytes:
     return pack_int32([number for pair in pairs for number in pair])
 
 
+def copies(**by_kind: list[tuple[int, int]]) -> tuple[BlockCopies, ...]:
+    return tuple(BlockCopies(CopyKind[kind], blocks(*pairs)) for kind, pairs in by_kind.items())
+
+
 @pytest.fixture
 def engine(make_driver):
     """Row 0 decodes with blocks 0 and 1 and 11 tokens; row 1 is in prefill with block 2, 4 of 10 tokens computed."""
-    engine = make_driver(num_blocks=NUM_BLOCKS, max_num_seqs=NUM_ROWS, block_size=BLOCK_SIZE).engine
+    engine = make_driver(
+        num_blocks=NUM_BLOCKS, num_cpu_blocks=NUM_CPU_BLOCKS, max_num_seqs=NUM_ROWS, block_size=BLOCK_SIZE
+    ).engine
     engine.step(
         StepPlan(
             1, TICK, added=(new_row(0), new_row(1)), blocks=blocks((0, 0), (0, 1), (1, 2)), chunks=((0, 10), (1, 4))
@@ -56,6 +62,18 @@ WRONG: dict[str, tuple[dict, str]] = {
     "two chunks of a row": ({"chunks": ((1, 1), (1, 1))}, "two chunks"),
     "chunk beyond the row's blocks": ({"chunks": ((1, 5),)}, "up to token 9, blocks for 8"),
     "chunk row out of range": ({"chunks": ((9, 1),)}, "outside"),
+    "copied out from nowhere": ({"copies": copies(OUT=[(NUM_BLOCKS, 0)])}, "OUT: a source is outside"),
+    "copied out too far": ({"copies": copies(OUT=[(0, NUM_CPU_BLOCKS)])}, "OUT: a destination is outside"),
+    "copied in from nowhere": ({"copies": copies(IN=[(NUM_CPU_BLOCKS, 9)])}, "IN: a source is outside"),
+    "copied in too far": ({"copies": copies(IN=[(0, NUM_BLOCKS)])}, "IN: a destination is outside"),
+    "copied within too far": ({"copies": copies(WITHIN=[(0, NUM_BLOCKS)])}, "WITHIN: a destination is outside"),
+    "copied from a negative block": ({"copies": copies(WITHIN=[(-1, 9)])}, "WITHIN: a source is outside"),
+    "torn copies": ({"copies": (BlockCopies(CopyKind.OUT, pack_int32([1, 2, 3])),)}, "OUT are no pairs"),
+    "copied to one block twice": ({"copies": copies(OUT=[(0, 3), (1, 3)])}, "OUT: a destination is named twice"),
+    "copied on and on": ({"copies": copies(WITHIN=[(0, 9), (9, 10)])}, "WITHIN: a source is a destination"),
+    "copies in another order": ({"copies": copies(IN=[(0, 9)], OUT=[(0, 1)])}, "not in the order"),
+    "two lists of one kind": ({"copies": copies(OUT=[(0, 1)]) + copies(OUT=[(1, 2)])}, "not in the order"),
+    "out and in again": ({"copies": copies(OUT=[(0, 1)], IN=[(1, 9)])}, "written by OUT and read by IN"),
 }
 
 
@@ -63,9 +81,11 @@ WRONG: dict[str, tuple[dict, str]] = {
 def test_a_wrong_plan_is_named_and_changes_nothing(fault: str, engine) -> None:
     changes, message = WRONG[fault]
     before = engine.cache.data.nan_to_num().clone()
+    host_before = engine.pool.data.nan_to_num().clone()
     with pytest.raises(ProtocolError, match=rf"plan \d+: .*{message}"):
         engine.step(StepPlan(**{"plan_id": 2, "tick": TICK, **changes}))
     assert engine.cache.data.nan_to_num().equal(before)
+    assert engine.pool.data.nan_to_num().equal(host_before)
     result = engine.step(StepPlan(2, TICK, blocks=blocks((1, 3)), chunks=((1, 6),)))
     assert len(result.tokens) == 8, "the same plan id is still to come, and both rows yield"
 

@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from services.gpu_worker.service import memory
-from services.gpu_worker.service.memory import GIB, CacheRequest, available_memory, blocks_on_cpu, blocks_on_gpu
+from services.gpu_worker.service.memory import (
+    GIB,
+    CacheRequest,
+    available_memory,
+    blocks_in_host_pool,
+    blocks_on_cpu,
+    blocks_on_gpu,
+)
 from shared.errors import ConfigError
 
 BLOCK = 1 << 20
@@ -55,6 +62,16 @@ def test_gpu_share_covers_weights_and_cache_together() -> None:
     assert blocks_on_gpu(request, BLOCK, free=70 * GIB, total=80 * GIB, utilization=0.9) == 62 * 1024
     with pytest.raises(ConfigError, match="no room"):
         blocks_on_gpu(request, BLOCK, free=5 * GIB, total=80 * GIB, utilization=0.9)
+
+
+def test_host_pool_is_what_was_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine(monkeypatch, tmp_path, 8 * GIB)
+    assert blocks_in_host_pool(0, 0, BLOCK) == 0
+    assert blocks_in_host_pool(7, 4 * GIB, BLOCK) == 7
+    assert blocks_in_host_pool(0, 4 * GIB + 1, BLOCK) == 4096
+    for num_blocks, size in ((0, BLOCK - 1), (0, 9 * GIB), (9 * 1024, 0)):
+        with pytest.raises(ConfigError):
+            blocks_in_host_pool(num_blocks, size, BLOCK)
 
 
 def test_this_machine_has_memory() -> None:
