@@ -49,6 +49,6 @@ class Settings(BaseSettings):
     """Workers on this machine: cores, GPUs and memory are divided among them."""
     compute_niceness: int = Field(5, ge=0, le=19)
     """Added to the niceness of the compute threads, so that whatever moves messages runs first."""
-    drain_grace_s: float = Field(5.0, ge=0)
-    """On SIGTERM: longest time for plans that are already in the stream."""
+    drain_grace_s: float = Field(25.0, ge=0)
+    """On SIGTERM: longest time until its requests have moved or ended. (Kubernetes kills after 30.)"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

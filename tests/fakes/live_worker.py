@@ -82,6 +82,7 @@ class LiveWorker:
         self.keeper = LeaseKeeper(url, keys, lease, ttl_s=lease_ttl_s, interval_s=lease_ttl_s / 4)
         self._dead = threading.Event()
         self._paused = threading.Event()
+        self._draining = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.statuses: list[AppendStatus] = []
         """Of every publication."""
@@ -101,6 +102,15 @@ class LiveWorker:
         self.keeper.start()
         self._thread.start()
         return self
+
+    def drain(self) -> None:
+        """As on SIGTERM: serve until the leader lets it go."""
+        self._draining.set()
+        self.keeper.update(state=WorkerState.DRAINING)
+
+    @property
+    def has_left(self) -> bool:
+        return not self._thread.is_alive()
 
     def kill(self) -> None:
         """Die at once: nothing more is published, the lease is left to lapse."""
@@ -169,7 +179,7 @@ class LiveWorker:
                 worker.inbox.append(_plans.decode(payload))
             idle = 0 if entries else idle + 1
             if idle > FENCE_CHECK_EVERY and self._current() != incarnation:
-                return True
+                return not self._draining.is_set()
             while worker.inbox and not self._dead.is_set():
                 if self._step(worker) is AppendStatus.STALE:
                     return not self._dead.is_set()

@@ -137,6 +137,8 @@ class World:
         self.num_ticks = 0
         self.num_expected_ignored = 0
         self.num_preempted = 0
+        self.num_handed_over = 0
+        self.num_drained = 0
         self.num_hit_tokens = 0
         self.num_shared = 0
         """Hits on blocks that another row had at that time."""
@@ -250,9 +252,15 @@ class World:
     # ------------------------------------------------------------ the leader
 
     def turn(self) -> None:
-        """One turn: a tick with all inputs, then ticks without, until no plan is due; broken workers are fenced."""
+        """One turn: a tick with all inputs, then ticks without, until no plan is due; broken and drained workers are
+        fenced."""
         while self.tick():
             pass
+        for name, incarnation in self.core.drained_workers():
+            if name in self.workers and self.workers[name].incarnation == incarnation:
+                assert not (self.workers[name].rows or self.workers[name].inbox), "it is not done"
+                self.num_drained += 1
+                self.fence(name)
         for name, incarnation in self.core.broken_workers():
             assert self.num_lost, "a sound worker is called broken"
             if name in self.workers and self.workers[name].incarnation == incarnation:
@@ -368,10 +376,15 @@ class World:
 
     def _judge_event(self, event: RequestEvent, running: dict[tuple[str, int], list[str]]) -> None:
         if event.kind is EventKind.PREEMPTED:
-            self.num_preempted += 1
             told = self.readers[event.request_id].tokens
             # A reader may take a token that the core does not believe any more; it is the one that comes again.
             assert event.num_output_tokens == len(told) or (self.num_lost and event.num_output_tokens < len(told))
+            if event.reason == "drain":
+                (worker,) = [worker for (worker, _), ids in running.items() if event.request_id in ids]
+                assert self.core.lanes[worker].draining and len(self.core.lanes) > 1
+                self.num_handed_over += 1
+                return
+            self.num_preempted += 1
             assert any(event.request_id in others for _, *others in running.values()), "the oldest was preempted"
             return
         reader = self.readers[event.request_id]

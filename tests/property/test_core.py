@@ -185,6 +185,8 @@ class Play:
         self.seen["bypassed"] += self.world.bypasses.total()
         self.seen["logprobs"] += self.world.num_logprobs
         self.seen["shared"] += self.world.num_shared
+        self.seen["handed over"] += stats.num_handovers
+        self.seen["drained"] += self.world.num_drained
         for reason, count in stats.finished:
             self.seen[reason] += count
 
@@ -218,6 +220,8 @@ def test_every_text_is_right_whatever_happens() -> None:
         "forked blocks",
         "copied on write",
         "logprobs",
+        "handed over",
+        "drained",
         "restart",
         "fence",
         "grave",

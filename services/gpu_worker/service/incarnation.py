@@ -61,10 +61,15 @@ class Ending(StrEnum):
 
     FENCED = "fenced"
     DRAINED = "drained"
+    """The leader let it go, or nobody leads, or its time was up."""
 
 
 class Incarnation:
-    """Serves `seat` until it is fenced or, once `draining` is set, nothing is left to do."""
+    """Serves `seat` until it is fenced.
+
+    Once `draining` is set the leader moves its requests elsewhere, or lets them end here, and fences it when nothing is
+    left; that takes `drain_grace_s` at most.
+    """
 
     def __init__(
         self, engine: StepEngine, url: str, seat: Seat, *, draining: threading.Event, drain_grace_s: float
@@ -104,7 +109,7 @@ class Incarnation:
 
     def _execute(self) -> Ending:
         while not self._inbox.is_fenced:
-            if self._draining.is_set() and self._is_drained():
+            if self._draining.is_set() and self._may_go():
                 return Ending.DRAINED
             entry = self._inbox.get(_IDLE_S)
             if entry is not None:
@@ -119,15 +124,22 @@ class Incarnation:
         self._executed = entry.plan.plan_id
         return result
 
-    def _is_drained(self) -> bool:
-        """Whether every plan in the stream is executed, or the grace is over."""
+    def _may_go(self) -> bool:
+        """Whether the leader has fenced it, nobody is there to do so, or the grace is over."""
         if self._drain_until is None:
             self._drain_until = time.monotonic() + self._drain_grace_s
         if time.monotonic() >= self._drain_until:
+            log.warning("incarnation %d: the grace is over; what is left continues elsewhere", self._seat.incarnation)
             return True
         if not self._inbox.is_empty:
             return False
         try:
-            return last_plan_in_stream(self._client, self._seat) <= self._executed
+            return not self._seat.is_held(self._client, published=self._publisher.published) or self._is_orphaned()
         except RedisFailure:
             return False
+
+    def _is_orphaned(self) -> bool:
+        """Whether nobody leads and every plan is executed: the whole pool is being stopped."""
+        if self._client.exists(self._seat.keys.leader_lease):
+            return False
+        return last_plan_in_stream(self._client, self._seat) <= self._executed

@@ -82,7 +82,7 @@ class Worker:
         self._keeper.start()
 
     def drain(self) -> None:
-        """End soon: finish what is in the plan stream, take nothing new."""
+        """End soon: take nothing new; the leader moves requests elsewhere or lets them end here, then lets go."""
         self._draining.set()
         self._tell(state=WorkerState.DRAINING)
 
@@ -107,7 +107,7 @@ class Worker:
             incarnation = Incarnation(
                 loaded.engine, self._url, seat, draining=self._draining, drain_grace_s=self._drain_grace_s
             )
-            if incarnation.serve() is Ending.DRAINED:
+            if incarnation.serve() is Ending.DRAINED or self._draining.is_set():
                 break
             loaded.engine.reset()
             self._register_anew()

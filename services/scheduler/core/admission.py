@@ -8,7 +8,7 @@ that it gave up.
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from services.scheduler.core import forks
+from services.scheduler.core import draining, forks
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.placement import Placement
 from services.scheduler.core.prefix_cache import CachedBlock
@@ -47,7 +47,7 @@ class Trial(NamedTuple):
 
 def admit(core: "SchedulerCore", lane: Lane, draft: PlanDraft, budget: int) -> None:
     """Seat the waiting requests whose place is this lane, in order, while budget and rows last."""
-    if not (budget and lane.free_rows and len(core.waiting)) or lane.draining:
+    if not (budget and lane.free_rows and len(core.waiting)):
         return
     trial = _place(core, lane, budget)
     for request, hits, source, num_passed in trial.placed:
@@ -101,7 +101,13 @@ def _place(core: "SchedulerCore", lane: Lane, budget: int) -> Trial:
     most = core.config.max_bypasses
     """Requests that may still be placed."""
     entering: dict[str, None] = {}
+    may_reserve = True
+    if not placement.concerns(lane):
+        return Trial([], [], None)
     for request in core.waiting:
+        if may_reserve and not request.has_begun:
+            draining.reserve(core, placement)
+            may_reserve = False
         if not placement.fits_some_lane(request):
             continue  # waits for a larger worker, in nobody's way
         siblings = core.groups.seated_siblings(request)

@@ -61,6 +61,8 @@ def _why(core: "SchedulerCore", placement: Placement, request: Request, before: 
     """(reason, detail). `before` is the first request that none behind it may pass, if there is one before this."""
     if not core.lanes:
         return "no_worker", "no worker has joined"
+    if placement.all_leave and not request.has_begun:
+        return "no_worker", "every worker is leaving"
     if not placement.fits_some_lane(request):
         return "larger_worker", f"no worker that takes requests holds {request.max_total_tokens} tokens"
     if must_wait(request, core.groups.seated_siblings(request), ()):

@@ -62,6 +62,8 @@ class SchedulerStats:
     """Blocks that they shared at that time instead of computing and storing them again."""
     num_preemptions: int
     num_requeues: int
+    num_handovers: int
+    """Requests that left a draining worker for another one."""
     num_plans: int
     num_ignored_messages: int
     left_requests: int

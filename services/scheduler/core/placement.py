@@ -1,4 +1,11 @@
-"""Which worker takes a waiting request: the least loaded one that has a row and the blocks.
+"""Which worker takes a waiting request: where the least lies before its end of prefill, by load and by residency.
+
+    cost of a lane = ROW_WEIGHT * rows in use + tokens in prefill + tokens of the request that are not cached there
+
+So a cached prefix draws requests to its lane until that lane is ahead by as much work as the prefix would take again;
+then the next one goes elsewhere, computes the prefix there, and from then on both lanes have it. (Affinity alone makes
+the worker with the popular prompt a hot spot. Preble, arXiv:2407.00023, weighs the two in the same currency.) What is
+cached is read from the lanes' own caches at the moment of the decision: an evicted block draws nobody.
 
 Placing is a trial that changes nothing. One plan concerns one worker, so requests placed on the others only reserve
 room there, and wait for those workers' next plans.
@@ -6,7 +13,6 @@ room there, and wait for those workers' next plans.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -36,6 +42,11 @@ class Trial:
             return "rows"
         return "blocks" if self.num_blocks_free - num_blocks < config.room(self.num_seated) else ""
 
+    @property
+    def order(self) -> tuple[int, int]:
+        """Among equal costs."""
+        return len(self.lane.in_flight), self.lane.index
+
     def take(self, num_blocks: int, num_tokens: int) -> None:
         self.load += ROW_WEIGHT + num_tokens
         self.num_rows_free -= 1
@@ -47,13 +58,15 @@ class Need(NamedTuple):
     """What a request takes on one lane."""
 
     num_blocks: int
+    num_tokens: int
+    """Known tokens that would have to be computed there."""
     hits: list[CachedBlock]
 
 
 class Rank(NamedTuple):
     """Smaller takes the next request."""
 
-    load: int
+    cost: int
     num_in_flight: int
     lane_index: int
 
@@ -64,17 +77,24 @@ def blocks_to_admit(request: Request, config: SchedulerConfig) -> int:
 
 
 class Placement:
-    """One trial over all lanes that may take requests."""
+    """One trial over all lanes that may take requests.
+
+    Draining lanes take none. If every lane is draining, they take back what ran before and was preempted: it may end
+    there, as there is no other place.
+    """
 
     def __init__(self, lanes: Iterable[Lane], config: SchedulerConfig) -> None:
         self._config = config
-        self._trials = {lane.index: _trial(lane) for lane in lanes if not (lane.draining or lane.broken)}
+        sound = [lane for lane in lanes if not lane.broken]
+        self.all_leave = all(lane.draining for lane in sound)
+        self._trials = {lane.index: _trial(lane) for lane in sound if self.all_leave or not lane.draining}
         self._largest = max((trial.lane.pool.num_blocks for trial in self._trials.values()), default=0)
-        # Least loaded first. A trial is at most once in the heap, and not at all once its rows are gone.
-        self._heap = [_rank(trial) for trial in self._trials.values() if trial.num_rows_free]
-        heapify(self._heap)
         self._needs_of: Request | None = None
         self._needs: dict[int, Need] = {}
+
+    def concerns(self, lane: Lane) -> bool:
+        """Whether the lane takes requests."""
+        return lane.index in self._trials
 
     def has_row(self, lane: Lane) -> bool:
         return self._trials[lane.index].num_rows_free > 0
@@ -85,31 +105,20 @@ class Placement:
         return any(trial.num_rows_free for trial in self._trials.values())
 
     def fits_some_lane(self, request: Request) -> bool:
-        """Whether the request would fit one of the lanes if that were empty."""
+        """Whether one of the lanes would take the request if it were empty."""
+        if self.all_leave and not request.has_begun:
+            return False
         return self._largest * self._config.block_size >= request.max_total_tokens
 
     def place(self, request: Request, preferred: Lane | None = None) -> Lane | None:
-        """The lane that takes the request, now with less room; `preferred` goes before less loaded ones."""
-        if preferred is not None and self._takes(self._trials[preferred.index], request):
-            self._take(self._trials[preferred.index], request)
-            return preferred  # its rank in the heap is out of date, and corrected when it comes up
-        unfit = []
-        chosen = None
-        while self._heap and chosen is None:
-            rank = heappop(self._heap)
-            trial = self._trials[rank.lane_index]
-            if rank.load != trial.load:
-                heappush(self._heap, _rank(trial))
-            elif self._takes(trial, request):
-                chosen = trial
-            elif trial.num_rows_free:
-                unfit.append(rank)
-        for rank in unfit:
-            heappush(self._heap, rank)
+        """The lane that takes the request, now with less room; `preferred` goes before cheaper ones. O(lanes)."""
+        chosen = self._trials[preferred.index] if preferred is not None else None
+        if chosen is None or not self._takes(chosen, request):
+            chosen = self._cheapest(request)
         if chosen is None:
             return None
-        self._take(chosen, request)
-        heappush(self._heap, _rank(chosen))
+        need = self._need(chosen.lane, request)
+        chosen.take(need.num_blocks, need.num_tokens)
         return chosen.lane
 
     def reserve_fork(self, lane: Lane, request: Request) -> bool:
@@ -124,6 +133,18 @@ class Placement:
         trial.take(num_blocks, num_tokens=1)
         return True
 
+    def _cheapest(self, request: Request) -> Trial | None:
+        best: Trial | None = None
+        best_rank: Rank | None = None
+        for trial in self._trials.values():
+            # At least one token is left to compute, so a lane with as much load as the best one's cost is no match.
+            if not trial.num_rows_free or (best_rank is not None and trial.load >= best_rank.cost):
+                continue
+            rank = Rank(trial.load + self._need(trial.lane, request).num_tokens, *trial.order)
+            if (best_rank is None or rank < best_rank) and self._takes(trial, request):
+                best, best_rank = trial, rank
+        return best
+
     def hits(self, request: Request, lane: Lane) -> list[CachedBlock]:
         """Cached blocks with which the request would begin on the lane."""
         return self._need(lane, request).hits
@@ -132,10 +153,6 @@ class Placement:
         if not (trial.num_rows_free and _holds(trial.lane, request)):
             return False
         return not trial.lacks(self._need(trial.lane, request).num_blocks, self._config)
-
-    def _take(self, trial: Trial, request: Request) -> None:
-        need = self._need(trial.lane, request)
-        trial.take(need.num_blocks, request.num_tokens - len(need.hits) * self._config.block_size)
 
     def _need(self, lane: Lane, request: Request) -> Need:
         """What the request takes on the lane. Shared blocks cost nothing; cached ones that nobody uses cost a block."""
@@ -148,7 +165,8 @@ class Placement:
             # Behind a block that may be evicted until the admission nothing is sure.
             shared = sum(1 for _ in takewhile(lambda entry: lane.pool.references(entry.block_id) > 0, hits))
             num_blocks = blocks_to_admit(request, self._config) - shared
-            need = self._needs[lane.index] = Need(num_blocks, hits)
+            num_tokens = request.num_tokens - len(hits) * self._config.block_size
+            need = self._needs[lane.index] = Need(num_blocks, num_tokens, hits)
         return need
 
     def obstacles(self, request: Request) -> list[tuple[Lane, str]]:
@@ -168,10 +186,6 @@ def _trial(lane: Lane) -> Trial:
         num_seated=len(lane.seats),
         num_blocks_free=lane.pool.num_available,
     )
-
-
-def _rank(trial: Trial) -> Rank:
-    return Rank(trial.load, len(trial.lane.in_flight), trial.lane.index)
 
 
 def _holds(lane: Lane, request: Request) -> bool:

@@ -9,6 +9,7 @@ and the plan goes out in the same tick.
 
 from typing import TYPE_CHECKING
 
+from services.scheduler.core import draining
 from services.scheduler.core.admission import admit
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.rates import prefill_tokens_within
@@ -26,6 +27,8 @@ NO_TICK = Tick(number=0, intake_id="0-0", log_id="0-0", now=0.0)
 
 def plan_for(core: "SchedulerCore", lane: Lane) -> StepPlan | None:
     """The lane's next plan, still without its tick; None if none is due, and then nothing has changed."""
+    if lane.draining and draining.pauses_to_hand_over(core, lane):
+        return None
     shortage = len(lane.boundary()) > lane.pool.num_available
     if shortage and lane.in_flight:
         return None

@@ -11,7 +11,7 @@ A block whose parent went is not found any more (the new entry for the parent ha
 content is cached again, and evicted otherwise.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from struct import pack
@@ -104,7 +104,7 @@ class PrefixCache:
         entry.block_id = block_id
         self._by_block[block_id] = entry
 
-    def match(self, keys: Iterable[bytes], domain: bytes, blocks: Sequence[bytes]) -> list[CachedBlock]:
+    def match(self, keys: Iterable[bytes], domain: bytes, blocks: Iterable[bytes]) -> list[CachedBlock]:
         """Entries of the longest cached prefix of a table with these `keys` and `blocks` (the tokens of each)."""
         found: list[CachedBlock] = []
         parent: Parent = domain

@@ -82,6 +82,11 @@ class WaitingQueue:
             else:
                 heapreplace(heap, self._entry(walk, oldest))
 
+    def begun(self) -> Iterator[Request]:
+        """Those that ran before, class by class. The queue must not change meanwhile."""
+        for requests in self._classes.values():
+            yield from requests.begun
+
     def _entry(self, walk: _Walk, oldest: Request) -> tuple[float, int, _Walk]:
         return self.policy.rank(oldest, walk.num_tokens_ahead), oldest.arrival, walk
 

@@ -6,7 +6,8 @@
        ├──── REQUEUE ─────┘                   │
        └──────────────── FINISH ──────────────┘
 
-PREEMPT: its blocks were needed by an older request. REQUEUE: its worker was fenced. Both keep its committed tokens.
+PREEMPT: its blocks were needed by an older request. REQUEUE: its worker was fenced or leaves. Both keep its committed
+tokens.
 """
 
 from array import array

@@ -27,11 +27,11 @@ def domain_of(request: Request) -> bytes:
 
 
 def match(request: Request, pool: BlockPool, block_size: int) -> list[CachedBlock]:
-    """The longest cached prefix of a request without a seat. Its last token is always left to compute."""
+    """The longest cached prefix of a request. Its last token is always left to compute. A miss costs one look-up."""
     most = (request.num_tokens - 1) // block_size
-    if not len(pool.cache) or not most:
+    if not len(pool.cache) or not most or pool.cache.get(next(_keys(request, most, block_size))) is None:
         return []
-    blocks = _split(request.tokens_between(0, most * block_size), block_size)
+    blocks = _blocks(request.tokens_between(0, most * block_size), block_size)
     return pool.cache.match(_keys(request, most, block_size), domain_of(request), blocks)
 
 
@@ -43,7 +43,7 @@ def keep(seat: "Seat", pool: BlockPool, num_tokens: int, block_size: int) -> Non
     request = seat.request
     _extend_keys(request, stop, block_size)
     parent = seat.parent if start else domain_of(request)
-    tokens = _split(request.tokens_between(start * block_size, stop * block_size), block_size)
+    tokens = _blocks(request.tokens_between(start * block_size, stop * block_size), block_size)
     seat.parent = pool.keep(seat.blocks[start:stop], request.block_keys[start:stop], parent, tokens)
     seat.num_kept = stop
 
@@ -61,9 +61,9 @@ def _extend_keys(request: Request, num_blocks: int, block_size: int) -> None:
     if len(keys) < num_blocks:
         before = keys[-1] if keys else root_key(domain_of(request))
         tokens = request.tokens_between(len(keys) * block_size, num_blocks * block_size)
-        keys.extend(chain_keys(before, _split(tokens, block_size)))
+        keys.extend(chain_keys(before, _blocks(tokens, block_size)))
 
 
-def _split(tokens: bytes, block_size: int) -> list[bytes]:
+def _blocks(tokens: bytes, block_size: int) -> Iterator[bytes]:
     size = 4 * block_size
-    return [tokens[offset : offset + size] for offset in range(0, len(tokens), size)]
+    return (tokens[offset : offset + size] for offset in range(0, len(tokens), size))

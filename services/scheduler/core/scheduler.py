@@ -7,7 +7,7 @@ budget of tokens per pass. Running requests go first, then waiting ones in the p
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.scheduler.core import logprobs, planning
+from services.scheduler.core import draining, logprobs, planning
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.diagnostics import Diagnosis, diagnose
 from services.scheduler.core.forks import Groups
@@ -49,6 +49,7 @@ class Counters:
     cache_hits: int = 0
     forks: int = 0
     forked_blocks: int = 0
+    handovers: int = 0
 
 
 @dataclass(slots=True)
@@ -170,10 +171,10 @@ class SchedulerCore:
         self.num_joins += 1
         self._reject_what_never_fits()
 
-    def on_worker_draining(self, draining: WorkerDraining) -> None:
-        """Place nothing more on a worker; what runs there runs on."""
-        lane = self.lanes.get(draining.worker)
-        if lane is None or lane.incarnation != draining.incarnation:
+    def on_worker_draining(self, event: WorkerDraining) -> None:
+        """Place nothing more on a worker; what runs there moves to others, and runs on until they have room."""
+        lane = self.lanes.get(event.worker)
+        if lane is None or lane.incarnation != event.incarnation:
             self.counters.ignored += 1
             return
         lane.draining = True
@@ -225,6 +226,10 @@ class SchedulerCore:
     def broken_workers(self) -> list[tuple[str, int]]:
         """(worker, incarnation) whose results contradict its plans. They get no more plans and should be fenced."""
         return [(lane.worker, lane.incarnation) for lane in self.lanes.values() if lane.broken]
+
+    def drained_workers(self) -> list[tuple[str, int]]:
+        """(worker, incarnation) of draining workers on which nothing is left; they should be fenced, and may go."""
+        return draining.drained_workers(self)
 
     # ------------------------------------------------------------ planning
 
@@ -388,6 +393,7 @@ class SchedulerCore:
             num_cached_blocks=sum(lane.pool.num_cached for lane in lanes),
             num_preemptions=counters.preemptions,
             num_requeues=counters.requeues,
+            num_handovers=counters.handovers,
             num_plans=counters.plans,
             num_ignored_messages=counters.ignored,
             prefix_cache_queries=counters.cache_queries,

@@ -220,6 +220,8 @@ class Leader:
         if self._look.is_due():
             for worker, incarnation in self._position.core.broken_workers():
                 self._workers.on_broken(worker, incarnation)
+            for worker, incarnation in self._position.core.drained_workers():
+                self._workers.on_drained(worker, incarnation)
             self._inputs.events += self._workers.poll()
             self._look.done()
 

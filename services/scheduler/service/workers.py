@@ -123,10 +123,17 @@ class WorkerDirectory:
 
     def on_broken(self, worker: str, incarnation: int) -> None:
         """The worker published a result that contradicts its plan: nothing it says is believed any more."""
+        self._end(worker, incarnation, "result_contradicts_plan")
+
+    def on_drained(self, worker: str, incarnation: int) -> None:
+        """Nothing is left on a draining worker: its process may go, which waits for this."""
+        self._end(worker, incarnation, "drained")
+
+    def _end(self, worker: str, incarnation: int, reason: str) -> None:
         self._refresh()
         seat = self._seats.get(worker)
         if seat is not None and seat.incarnation == incarnation:
-            self._fence(worker, "", "result_contradicts_plan")
+            self._fence(worker, "", reason)
 
     def poll(self) -> list[WorkerEvent]:
         """Look at the leases; fence and admit. Answers the events that the next tick must carry.

@@ -245,8 +245,8 @@ def loaded_worker(tiny_llama: Path) -> LoadedWorker:
 class WorkerThread:
     """The worker without its process: everything but signals and exit codes. Starts in a fraction of a second."""
 
-    def __init__(self, url: str, keys: Keys, loaded: LoadedWorker) -> None:
-        self.worker = Worker(url, keys, name=WORKER, instance="first", drain_grace_s=5.0)
+    def __init__(self, url: str, keys: Keys, loaded: LoadedWorker, drain_grace_s: float) -> None:
+        self.worker = Worker(url, keys, name=WORKER, instance="first", drain_grace_s=drain_grace_s)
         self.error: Exception | None = None
         self._loaded = loaded
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -276,15 +276,18 @@ class WorkerThread:
 
 
 @pytest.fixture
-def run_worker(redis_url: str, keys: Keys, loaded_worker: LoadedWorker) -> Iterator[Callable[..., WorkerThread]]:
+def run_worker(
+    redis_url: str, redis_client: redis.Redis, keys: Keys, loaded_worker: LoadedWorker
+) -> Iterator[Callable[..., WorkerThread]]:
     """Starts a worker inside the test process (at `url`, by default the Redis of the test)."""
     started: list[WorkerThread] = []
 
-    def run(url: str = redis_url) -> WorkerThread:
-        started.append(WorkerThread(url, keys, loaded_worker))
+    def run(url: str = redis_url, drain_grace_s: float = 5.0) -> WorkerThread:
+        started.append(WorkerThread(url, keys, loaded_worker, drain_grace_s))
         return started[-1]
 
     yield run
+    redis_client.delete(keys.leader_lease)  # nobody leads any more: draining workers need not wait to be let go
     for worker in started:
         worker.stop()
 

@@ -33,10 +33,24 @@ def test_sigterm_drains(leader: "Leader", start_worker: Start) -> None:
     leader.await_results(incarnation, 1)
     leader.decode(incarnation, 58)
     worker.process.terminate()
-    assert worker.process.wait(10) == 0
+    leader.await_results(incarnation, 59)
+    leader.fence("")
+    assert worker.process.wait(3) == 0
     assert [result.step_id for result in leader.results(incarnation)] == list(range(1, 60))
     assert leader.workers() == [], "nobody has to wait for the lease to lapse"
     assert "SIGTERM: draining" in worker.text
+
+
+def test_a_second_signal_ends_at_once(leader: "Leader", start_worker: Start) -> None:
+    worker = start_worker()
+    incarnation = leader.admit()
+    leader.start_request(incarnation)
+    leader.await_results(incarnation, 1)
+    worker.process.terminate()
+    wait_for(lambda: leader.workers()[0].state is WorkerState.DRAINING, "draining")
+    assert worker.process.poll() is None
+    worker.process.terminate()
+    assert worker.process.wait(2) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

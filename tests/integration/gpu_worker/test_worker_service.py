@@ -173,18 +173,49 @@ def test_lapsed_lease_alone_changes_nothing(leader: "Leader", run_worker: Run) -
     assert leader.ready_worker(timeout_s=2).instance == "first"
 
 
-def test_draining_answers_what_is_in_the_stream(leader: "Leader", run_worker: Run) -> None:
+def test_a_draining_worker_serves_until_the_leader_lets_it_go(leader: "Leader", run_worker: Run) -> None:
+    """An empty plan stream says nothing: the leader may be about to send the next plan."""
+    worker = run_worker()
+    incarnation = leader.admit()
+    leader.start_request(incarnation)
+    leader.await_results(incarnation, 1)
+    leader.decode(incarnation, 38)
+    worker.worker.drain()
+    leader.await_results(incarnation, 39)
+    time.sleep(0.5)
+    assert worker.is_alive
+    leader.decode(incarnation, 20)
+    leader.await_results(incarnation, 59)
+    assert len(tokens_of(leader.results(incarnation))) == 59
+    assert [lease.state for lease in leader.workers()] == [WorkerState.DRAINING]
+    leader.fence("")
+    worker.join(1.0)
+    worker.worker.release()
+    assert leader.workers() == [], "nobody has to wait for the lease to lapse"
+
+
+def test_a_draining_worker_goes_when_nobody_leads(leader: "Leader", run_worker: Run) -> None:
+    """The whole pool is being stopped. What is in its stream is still answered."""
     worker = run_worker()
     incarnation = leader.admit()
     leader.start_request(incarnation)
     leader.await_results(incarnation, 1)
     leader.decode(incarnation, 58)
+    leader.client.delete(leader.keys.leader_lease)
     worker.worker.drain()
-    worker.join()
+    worker.join(3.0)
     assert len(tokens_of(leader.results(incarnation))) == 59
-    assert [lease.state for lease in leader.workers()] == [WorkerState.DRAINING]
-    worker.worker.release()
-    assert leader.workers() == [], "nobody has to wait for the lease to lapse"
+
+
+def test_a_draining_worker_does_not_wait_for_ever(leader: "Leader", run_worker: Run) -> None:
+    worker = run_worker(drain_grace_s=0.6)
+    incarnation = leader.admit()
+    leader.start_request(incarnation)
+    leader.await_results(incarnation, 1)
+    began = time.monotonic()
+    worker.worker.drain()
+    worker.join(3.0)
+    assert time.monotonic() - began >= 0.6
 
 
 def test_gap_in_the_plan_stream_is_fatal(leader: "Leader", run_worker: Run) -> None:

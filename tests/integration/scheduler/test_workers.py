@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from services.scheduler.service import workers
+from services.scheduler.service.leader import Leader
 from shared.leases import read_members
-from shared.messages import Decoder, LogMessage, ProcessDied, StepResult, WorkerFenced, WorkerState
+from shared.messages import Decoder, LogMessage, ProcessDied, StepResult, WorkerFenced
 from shared.scripts import AppendStatus, read_fence
 from shared.streams import scan
 from tests.fakes.live_worker import LiveWorker
@@ -167,18 +168,55 @@ def test_an_unfitting_worker_is_refused_and_the_log_says_why(
     assert _holder(pool) == ""
 
 
-def test_a_draining_worker_gets_nothing_new(pool: Pool) -> None:
-    workers = [pool.worker("worker-0", step_s=0.002), pool.worker("worker-1", step_s=0.002)]
+def _join_two(pool: Pool, **options: Any) -> tuple[LiveWorker, LiveWorker, Leader]:
+    workers = [pool.worker(name, **options) for name in ("worker-0", "worker-1")]
     scheduler = pool.scheduler().start()
     wait_for(lambda: scheduler.leader is not None and len(scheduler.leader.position.core.lanes) == 2)
-    leader = scheduler.leader
-    assert leader is not None
-    workers[0].keeper.update(state=WorkerState.DRAINING)
-    wait_for(lambda: leader.position.core.lanes["worker-0"].draining)
+    assert scheduler.leader is not None
+    return workers[0], workers[1], scheduler.leader
+
+
+def test_a_draining_worker_gets_nothing_new(pool: Pool) -> None:
+    old, other, _ = _join_two(pool, step_s=0.002)
+    old.drain()
+    wait_for(lambda: pool.health() and old.has_left, 3)
     pool.submit(6)
     pool.wait_until_ended()
     pool.check_texts()
-    assert workers[0].statuses == [] and len(workers[1].statuses) > 10
+    assert old.statuses == [] and len(other.statuses) > 10
+    assert (1, "drained") in _fences(pool)
+
+
+def test_requests_of_a_draining_worker_go_on_at_another(pool: Pool) -> None:
+    """Case 99: the drain is over long before the requests are."""
+    old, other, leader = _join_two(pool, step_s=0.03, num_blocks=400)
+    pool.submit(8, max_tokens=200)
+    wait_for(lambda: pool.health() and min(len(old.statuses), len(other.statuses)) > 8)
+    num_before = len(old.statuses)
+    old.drain()
+    wait_for(lambda: pool.health() and old.has_left, 2)
+    assert sum(pool.has_ended(request_id) for request_id in pool.submissions) < 4
+    assert len(old.statuses) - num_before < 50
+    pool.wait_until_ended()
+    pool.check_texts()
+    counters = leader.position.core.counters
+    assert counters.handovers >= 2 and counters.requeues == 0
+    assert (1, "drained") in _fences(pool)
+
+
+def test_requests_of_the_only_worker_end_there_before_it_goes(pool: Pool) -> None:
+    """Case 98. What comes meanwhile waits for the next worker."""
+    worker, _ = _run(pool)
+    worker.drain()
+    time.sleep(0.4)
+    assert not worker.has_left
+    later = pool.submit(2)
+    wait_for(lambda: pool.health() and worker.has_left)
+    assert all(pool.has_ended(request_id) for request_id in set(pool.submissions) - set(later))
+    pool.worker()
+    pool.wait_until_ended()
+    pool.check_texts()
+    assert (1, "drained") in _fences(pool)
 
 
 def test_a_restarted_leader_does_not_fence_a_worker_that_lives(pool: Pool) -> None:

@@ -198,19 +198,3 @@ def test_an_incarnation_that_is_fenced_cannot_join() -> None:
     assert (core.stats().num_workers, core.stats().num_ignored_messages) == (0, 1)
     core.on_worker_joined(WorkerJoined("w", 6, 20))
     assert core.stats().num_workers == 1
-
-
-def test_a_draining_worker_finishes_what_it_has_and_takes_nothing() -> None:
-    world = World(SchedulerConfig(max_model_len=100))
-    world.join("old", 20)
-    world.submit(make_submission("r0", [1, 2], max_tokens=9, ignore_eos=True))
-    world.turn()
-    world.drain("old")
-    world.join("new", 20)
-    for index in range(1, 6):
-        world.submit(make_submission(f"r{index}", [1, 2], max_tokens=9, ignore_eos=True))
-    world.turn()
-    seats = {d.request_id: d.worker for d in world.core.diagnostics()}
-    assert seats == {"r0": "old", **{f"r{index}": "new" for index in range(1, 6)}}
-    world.settle()
-    world.judge_idle()
