@@ -11,6 +11,8 @@ from openai.types import Completion, CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.completion_usage import PromptTokensDetails
 
+from shared.messages import Hypothesis
+from shared.packing import pack_int32
 from tests.fakes.byte_model import MAX_MODEL_LEN, answer, spell
 from tests.fakes.scripted_pool import Script
 from tests.integration.gateway.conftest import Scene
@@ -166,3 +168,40 @@ def test_traces_continue_the_callers(scene: Scene) -> None:
     response: httpx.Response = scene.gateway.http.post("/v1/chat/completions", json=CHAT, headers=headers)
     submission = scene.pool.submissions[response.json()["id"]]
     assert submission.traceparent.split("-")[1] == trace and "b7ad6b7169203331" not in submission.traceparent
+
+
+def test_client_streams_several_choices(scene: Scene, client: openai.OpenAI) -> None:
+    scene.scripts["hello"] = [answer("first"), answer("the second"), answer("3")]
+    options: Any = {"include_usage": True}
+    chunks = list(client.chat.completions.create(**CHAT, n=3, stream=True, stream_options=options))
+    texts = ["", "", ""]
+    reasons: list[list[str]] = [[], [], []]
+    for choice in (choice for chunk in chunks for choice in chunk.choices):
+        texts[choice.index] += choice.delta.content or ""
+        reasons[choice.index] += [choice.finish_reason] if choice.finish_reason else []
+    assert texts == ["first", "the second", "3"] and reasons == [["stop"]] * 3
+    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 6 + 11 + 2
+    whole = client.chat.completions.create(**CHAT, n=3)
+    assert [c.message.content for c in whole.choices] == texts and whole.usage == chunks[-1].usage
+
+
+def test_client_asks_for_the_best_of_several(scene: Scene, client: openai.OpenAI) -> None:
+    scene.scripts["abc"] = [answer("bad", logprobs=[-5.0] * 4), answer("good", logprobs=[-0.1] * 5)]
+    assert client.completions.create(model="bytes", prompt="abc", best_of=2).choices[0].text == "good"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="bytes", prompt="abc", best_of=2, stream=True)
+    assert caught.value.param == "best_of"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="bytes", prompt="abc", best_of=2, n=3)
+    assert caught.value.param == "best_of"
+
+
+def test_client_searches_with_beams(scene: Scene, client: openai.OpenAI) -> None:
+    found = tuple(Hypothesis(pack_int32(spell(text)), -1.0) for text in ("one", "two"))
+    scene.scripts["hello"] = Script((), end=None, hypotheses=found)
+    extra = {"use_beam_search": True, "best_of": 4, "length_penalty": 0.8}
+    whole = client.chat.completions.create(**CHAT, n=2, temperature=0, extra_body=extra)
+    assert [c.message.content for c in whole.choices] == ["one", "two"]
+    chunks = list(client.chat.completions.create(**CHAT, n=2, stream=True, extra_body=extra))
+    texts = [[c.delta.content or "" for chunk in chunks for c in chunk.choices if c.index == k] for k in range(2)]
+    assert ["".join(parts) for parts in texts] == ["one", "two"]
