@@ -17,9 +17,20 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from shared.messages import BlockCopies, CopyKind, EndReason, NewRow, StepPlan, StepResult, Submission
-from shared.packing import NO_TOKEN, pack_int32, unpack_int32
+from shared.messages import (
+    BeamRow,
+    BlockCopies,
+    Candidates,
+    CopyKind,
+    EndReason,
+    NewRow,
+    StepPlan,
+    StepResult,
+    Submission,
+)
+from shared.packing import NO_TOKEN, pack_float32, pack_int32, unpack_int32
 from shared.sampling import SamplingParams
 
 EOS_TOKEN = 0
@@ -80,6 +91,52 @@ def reference_logprob(submission: Submission, tokens: Sequence[int]) -> float:
     return total
 
 
+class BeamText(NamedTuple):
+    """One result of a beam search."""
+
+    tokens: list[int]
+    score: float
+    reason: EndReason
+
+
+def rank_candidates(checksum: int, params: SamplingParams, output_index: int) -> list[tuple[int, float]]:
+    """What may follow a context, best first: (token, or `-1 - token` if it ends; log-probability)."""
+    endings = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS_TOKEN,))}
+    masked = endings if output_index < params.min_tokens else set()
+    ranked = sorted((-token_logprob(checksum, token), token) for token in range(VOCAB_SIZE) if token not in masked)
+    most = max(2 * params.beam_width, params.beam_width + len(endings))
+    return [(-1 - token if token in endings else token, -negative) for negative, token in ranked[:most]]
+
+
+def reference_beams(submission: Submission) -> list[BeamText]:
+    """The results that a beam search would have alone: all sequences are lists, and everything is computed anew."""
+    params, width = submission.params, submission.params.beam_width
+    beams: list[tuple[float, list[int]]] = [(0.0, [])]
+    done: list[BeamText] = []
+    while True:
+        options = []
+        for index, (total, tokens) in enumerate(beams):
+            checksum = zlib.crc32(submission.prompt_tokens + pack_int32(tokens))
+            for token, logprob in rank_candidates(checksum, params, len(tokens)):
+                options.append((-(total + logprob), index, token if token >= 0 else -1 - token, token < 0))
+        options.sort()
+        length = len(beams[0][1]) + 1
+        following: list[tuple[float, list[int]]] = []
+        for rank, (negative, index, token, ends) in enumerate(options):
+            tokens = [*beams[index][1], token]
+            if ends or length == params.max_tokens:
+                if rank < width:
+                    reason = EndReason.LENGTH if not ends else EndReason.STOP_TOKEN
+                    reason = EndReason.EOS if ends and token not in params.stop_token_ids else reason
+                    done.append(BeamText(tokens, -negative / length**params.length_penalty, reason))
+            elif len(following) < width:
+                following.append((-negative, tokens))
+        done = sorted(done, key=lambda text: -text.score)[:width]
+        if not following or (len(done) == width and following[0][0] / length**params.length_penalty <= done[-1].score):
+            return done[: params.num_hypotheses]
+        beams = following
+
+
 @dataclass(slots=True)
 class Row:
     """One row of the persistent batch."""
@@ -91,6 +148,7 @@ class Row:
     computed: int
     blocks: list[int] = field(default_factory=list)
     is_decode: bool = False
+    is_beam: bool = False
     has_joined: bool = False
     last_launched: int = 0
     """Set when the row ended: plans up to this one were launched with it."""
@@ -134,6 +192,7 @@ class ContentWorker:
         self.last_plan = 0
         self._scheduled: list[int] = []
         self._checksums: dict[int, int] = {}
+        self.num_beam_steps = 0
         self.faulty: set[str] = set()
         """Requests that this worker cannot compute: their rows end with an error when they are due."""
 
@@ -150,6 +209,7 @@ class ContentWorker:
         self._copy_blocks(plan.copies)
         for new in plan.added:
             self._add(new)
+        self._make_beams(plan.beams)
         self._append_blocks(plan)
         self._overwrite_ended(plan.plan_id)
         sampled = self._forward(plan)
@@ -194,6 +254,26 @@ class ContentWorker:
         tokens = unpack_int32(new.tokens)
         self.rows[new.row] = Row(new.request_id, tokens, new.num_prompt_tokens, new.params, new.num_computed_tokens)
 
+    def _make_beams(self, beams: Sequence[BeamRow]) -> None:
+        """Parents are what they were before the plan, whatever becomes of their rows."""
+        made = {beam.row: self._heir(beam) for beam in beams}
+        for number, row in made.items():
+            present = self.rows.get(number)
+            if len(made) < len(beams) or (present and (not present.is_beam or present.request_id != row.request_id)):
+                raise ProtocolViolation(f"row {number} is not free")
+            self.ended_rows.pop(number, None)
+        self.rows.update(made)
+
+    def _heir(self, beam: BeamRow) -> Row:
+        parent = self.rows.get(beam.parent)
+        if parent is None or not parent.is_beam or not 0 <= beam.row < self.max_num_seqs:
+            raise ProtocolViolation(f"row {beam.row} from row {beam.parent}")
+        blocks = parent.blocks[:] if beam.block == -1 else [*parent.blocks[:-1], beam.block]
+        tokens = parent.tokens + array("i", [beam.token])
+        heir = Row(parent.request_id, tokens, parent.num_prompt_tokens, parent.params, parent.computed, blocks)
+        heir.is_beam = True
+        return heir
+
     def _append_blocks(self, plan: StepPlan) -> None:
         pairs = unpack_int32(plan.blocks)
         for row, block_id in zip(pairs[::2], pairs[1::2], strict=True):
@@ -215,26 +295,29 @@ class ContentWorker:
         """Write the KV of everything scheduled, then sample: row → token."""
         chunks = dict(plan.chunks)
         decoding = [number for number, row in self.rows.items() if row.is_decode]
-        num_tokens = len(decoding) + sum(chunks.values())
+        beams = [beam.row for beam in plan.beams]
+        num_tokens = len(decoding) + len(beams) + sum(chunks.values())
         if num_tokens > self.max_tokens or len(chunks) != len(plan.chunks) or min(chunks.values(), default=1) < 1:
             raise ProtocolViolation(f"chunks {plan.chunks} beside {len(decoding)} decode rows")
-        for number in decoding:
+        sampling = [*decoding, *beams]
+        for number in sampling:
             self._write(self.rows[number], 1)
-        sampling = list(decoding)
         for number, num_scheduled in chunks.items():
             row = self.rows.get(number)
             if row is None and number in self.ended_rows:
                 continue
-            if row is None or row.is_decode:
+            if row is None or row.is_decode or row.is_beam:
                 raise ProtocolViolation(f"row {number} is not in prefill")
             self._write(row, num_scheduled)
             if row.computed == len(row.tokens):
                 sampling.append(number)
-        self._scheduled = [*decoding, *(number for number in chunks if number in self.rows)]
+        self._scheduled = [*decoding, *beams, *(number for number in chunks if number in self.rows)]
+        self.num_beam_steps += len(beams) > 0
         self._checksums = {n: self._checksum(self.rows[n]) for n in sampling if not self._is_faulty(n)}
         return {
             number: choose_token(checksum, self.rows[number].params, self.rows[number].output_index)
             for number, checksum in self._checksums.items()
+            if not self.rows[number].params.beam_width
         }
 
     def _is_faulty(self, number: int) -> bool:
@@ -286,6 +369,7 @@ class ContentWorker:
             if ending is not None:
                 ended.append((number, int(ending)))
                 self._leave(number)
+        candidates = self._find_candidates()
         for number in [number for number in self._scheduled if number in self.rows and self._is_faulty(number)]:
             ended.append((number, int(EndReason.ERROR)))
             self._leave(number)
@@ -299,12 +383,23 @@ class ContentWorker:
             ended=tuple(ended),
             roster=tuple(self._roster()) if plan_id % ROSTER_EVERY == 0 else (),
             logprobs=tuple(logprobs),
+            candidates=candidates,
             rates=self.rates if plan_id % ROSTER_EVERY in (0, 1) else (),
         )
 
+    def _find_candidates(self) -> tuple[Candidates, ...]:
+        found = []
+        for number, checksum in sorted(self._checksums.items()):
+            row = self.rows.get(number)
+            if row is not None and row.params.beam_width:
+                row.is_beam = True
+                tokens, values = zip(*rank_candidates(checksum, row.params, row.output_index), strict=True)
+                found.append(Candidates(number, pack_int32(tokens), pack_float32(values)))
+        return tuple(found)
+
     def _leave(self, number: int) -> None:
         row = self.rows.pop(number)
-        if self.inbox:
+        if self.inbox and not row.is_beam:  # plans made ahead do not name beams
             row.last_launched = self.inbox[-1].plan_id
             self.ended_rows[number] = row
 

@@ -18,7 +18,11 @@ from services.scheduler.core.scheduler import SchedulerCore
 from services.scheduler.core.snapshot import restore, snapshot_request_ids, take_snapshot
 from services.scheduler.core.ticks import TickOutcome, apply_tick
 from shared.messages import (
+    FINISH_REASONS,
     Abort,
+    BeamRow,
+    CopyKind,
+    EndReason,
     EventKind,
     FinishReason,
     IntakeMessage,
@@ -41,7 +45,7 @@ from shared.messages import (
 from shared.packing import pack_int32, unpack_float32, unpack_int32
 from shared.sampling import SamplingParams
 from shared.step_log import StepLogFollower
-from tests.fakes.content_worker import ContentWorker, reference_logprob, reference_output
+from tests.fakes.content_worker import ContentWorker, reference_beams, reference_logprob, reference_output
 
 
 def make_submission(
@@ -91,6 +95,10 @@ class ShadowRow:
     """Blocks at the front of its table that were computed before."""
     blocks: list[int] = field(default_factory=list)
     last_holding: int | None = None
+    named: int = 0
+    """Of a beam: the plan that made it what it is."""
+    candidates_in: int = 0
+    """The last result with candidates for it."""
 
 
 @dataclass(slots=True)
@@ -147,6 +155,9 @@ class World:
         """Cached prompt tokens of requests, as readers were told."""
         self.num_lost = 0
         self.num_logprobs = 0
+        self.num_beam_copies = 0
+        self.num_searches = 0
+        """Beam searches that came to their end."""
         self.events: list[RequestEvent] = []
         self.ended: list[Finished] = []
         self.admissions: list[str] = []
@@ -388,6 +399,9 @@ class World:
             assert any(event.request_id in others for _, *others in running.values()), "the oldest was preempted"
             return
         reader = self.readers[event.request_id]
+        if self.records[event.request_id].params.beam_width:
+            assert not reader.tokens, "a token of a beam search in the log"
+            return  # its final record is judged
         reference, ending = reference_output(self.records[event.request_id])
         told = reader.tokens[: event.num_output_tokens]
         assert len(told) == event.num_output_tokens and told == reference[: len(told)], "not the text it would have had"
@@ -400,8 +414,26 @@ class World:
         assert [event.request_id for event in finished] == [final.request_id for final in outcome.finished]
         for event, end in zip(finished, outcome.finished, strict=True):
             assert (end.final.reason, end.final.num_output_tokens) == (event.reason, event.num_output_tokens)
+            if self.records[end.request_id].params.beam_width:
+                self._judge_search(end)
+                continue
             assert list(unpack_int32(end.output)) == self.readers[end.request_id].tokens[: event.num_output_tokens]
             self._judge_logprobs(end)
+
+    def _judge_search(self, end: Finished) -> None:
+        found = [
+            (list(unpack_int32(text.tokens)), text.score, EndReason(text.end_reason)) for text in end.final.hypotheses
+        ]
+        if end.final.reason not in (FinishReason.LENGTH, FinishReason.STOP):
+            assert not found and not end.output
+            return
+        submission = self.records[end.request_id]
+        assert found == reference_beams(submission), "not the texts that the search would have found alone"
+        best, _, reason = found[0]
+        assert list(unpack_int32(end.output)) == best and end.final.end_reason == reason
+        assert end.final.reason is FINISH_REASONS[reason] and end.final.num_output_tokens == len(best)
+        assert end.final.cumulative_logprob == reference_logprob(submission, best)
+        self.num_searches += 1
 
     def _judge_logprobs(self, end: Finished) -> None:
         submission, output = self.records[end.request_id], unpack_int32(end.output)
@@ -419,9 +451,11 @@ class World:
         """
         if len(self.core.lanes) > 1 or not plan.added:
             return
-        room = self.core.lanes[worker].pool.num_blocks * self.config.block_size
+        room = self.core.lanes[worker].pool.num_blocks
         added = [self.core.requests[new.request_id] for new in plan.added]
-        waiting = [request for request in (*self.core.waiting, *added) if request.max_total_tokens <= room]
+        waiting = [
+            request for request in (*self.core.waiting, *added) if request.most_blocks(self.config.block_size) <= room
+        ]
         seats = [request.seat for request in self.core.requests.values() if request.seat is not None]
         computing = {seat.request.submission.group for seat in seats if seat.first in (0, plan.plan_id)} - {""}
         for request in added:
@@ -453,10 +487,16 @@ class World:
             return
         shadow.unapplied.popleft()
         shadow.answered = result.step_id
+        for candidates in result.candidates:
+            if candidates.row in shadow.rows:
+                shadow.rows[candidates.row].candidates_in = result.step_id
         for row, _ in result.ended:
             ended = shadow.rows.pop(row, None)
             if ended is not None:
                 ended.last_holding = shadow.planned
+                for other in shadow.rows.values():  # its beams go with it
+                    if other.request_id == ended.request_id:
+                        other.last_holding = shadow.planned
 
     def _shadow_plan(self, name: str, incarnation: int, plan: StepPlan) -> None:
         shadow = self.shadows[name]
@@ -473,6 +513,7 @@ class World:
             shadow.rows[new.row] = ShadowRow(new.request_id, new.num_computed_tokens // self.config.block_size)
             self.admissions.append(new.request_id)
             self._judge_hits(new)
+        self._shadow_beams(shadow, plan)
         assert len(shadow.rows) <= self.config.max_num_seqs
         self._shadow_blocks(shadow, plan.blocks)
         shadow.planned = plan.plan_id
@@ -483,17 +524,49 @@ class World:
             taker = shadow.rows[row]
             if len(taker.blocks) < taker.num_hits:
                 assert block_id in shadow.holders, f"block {block_id} was never written"
+                self._share_block(shadow, taker, block_id)
             else:
-                for holder in shadow.holders.pop(block_id, ()):
-                    assert holder.last_holding is not None, f"block {block_id} is in two tables"
-                    assert holder.last_holding <= shadow.answered, f"block {block_id} is named by an unanswered plan"
-            sharers = shadow.holders.setdefault(block_id, [])
-            self.num_shared += any(holder.last_holding is None for holder in sharers)
-            sharers.append(taker)
-            taker.blocks.append(block_id)
+                self._take_block(shadow, taker, block_id)
             limit = self.records[taker.request_id]
             most = len(limit.prompt_tokens) // 4 + limit.params.max_tokens - 1
             assert len(taker.blocks) <= self.config.blocks_for(most), "blocks for tokens that can never be computed"
+
+    def _take_block(self, shadow: Shadow, taker: ShadowRow, block_id: int) -> None:
+        """The block is to be written, so nobody may hold it."""
+        for holder in shadow.holders.pop(block_id, ()):
+            assert holder.last_holding is not None, f"block {block_id} is in two tables"
+            assert holder.last_holding <= shadow.answered, f"block {block_id} is named by an unanswered plan"
+        self._share_block(shadow, taker, block_id)
+
+    def _share_block(self, shadow: Shadow, taker: ShadowRow, block_id: int) -> None:
+        sharers = shadow.holders.setdefault(block_id, [])
+        self.num_shared += any(holder.last_holding is None for holder in sharers)
+        sharers.append(taker)
+        taker.blocks.append(block_id)
+
+    def _shadow_beams(self, shadow: Shadow, plan: StepPlan) -> None:
+        """Beams take over from all present rows of their search, whose result is known."""
+        parents = {beam.parent: shadow.rows[beam.parent] for beam in plan.beams}
+        searching = {parent.request_id for parent in parents.values()}
+        for number, row in list(shadow.rows.items()):
+            if row.request_id in searching:
+                assert row.candidates_in >= max(1, row.named), "a search is planned ahead of its result"
+                row.last_holding = row.candidates_in
+                del shadow.rows[number]
+        copies = _copies_within(plan)
+        for beam in plan.beams:
+            assert beam.row not in shadow.rows and beam.row not in plan.dropped, "a row is in use"
+            self._shadow_heir(shadow, beam, parents[beam.parent], copies).named = plan.plan_id
+
+    def _shadow_heir(self, shadow: Shadow, beam: BeamRow, parent: ShadowRow, copies: dict[int, int]) -> ShadowRow:
+        heir = shadow.rows[beam.row] = ShadowRow(parent.request_id, num_hits=0)
+        for block_id in parent.blocks if beam.block == -1 else parent.blocks[:-1]:
+            self._share_block(shadow, heir, block_id)
+        if beam.block != -1:
+            assert copies[beam.block] == parent.blocks[-1], "a copy of another block"
+            self._take_block(shadow, heir, beam.block)
+            self.num_beam_copies += 1
+        return heir
 
     def _judge_hits(self, new: NewRow) -> None:
         """Only whole blocks are hit, and never a request's last token. A fork has all of its prompt but that."""
@@ -522,6 +595,15 @@ class World:
         assert stats.left_requests == sum(count for _, count in stats.finished)
         for request_id, reader in self.readers.items():
             assert reader.terminal is not None, f"{request_id} never ended"
+
+
+def _copies_within(plan: StepPlan) -> dict[int, int]:
+    """Source of each block that is a copy."""
+    pairs: array[int] = array("i")
+    for copies in plan.copies:
+        if copies.kind is CopyKind.WITHIN:
+            pairs += unpack_int32(copies.pairs)
+    return dict(zip(pairs[1::2], pairs[::2], strict=True))
 
 
 def _outcome_bytes(outcome: TickOutcome) -> bytes:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -87,6 +88,14 @@ class Play:
                 prompt = (told + self.world.readers[earlier].tokens)[: 20 - a % 4] or prompt
         num_choices = (1, 1, 1, 1, 2, 4)[b // 40 % 6]
         group = f"r{number}" if num_choices > 1 else ""
+        search: dict[str, Any] = {}
+        if num_choices == 1 and a % 5 == 4:
+            width = 1 + b % 3
+            search = {
+                "beam_width": width,
+                "num_hypotheses": 1 + a % width,
+                "length_penalty": (1.0, 0.0, 2.0, -0.5)[b % 4],
+            }
         for choice in range(num_choices):
             self.world.submit(
                 make_submission(
@@ -101,6 +110,7 @@ class Play:
                     group=group,
                     choice=choice,
                     with_logprobs=b % 4 == 0,
+                    **search,
                 )
             )
 
@@ -164,7 +174,7 @@ class Play:
     def finish(self) -> None:
         """A worker that holds every request joins; everything comes to its end."""
         config = self.world.config
-        self.world.join("w9", config.blocks_for(MAX_MODEL_LEN))
+        self.world.join("w9", 3 * config.blocks_for(MAX_MODEL_LEN))
         self.world.settle()
         self.world.judge_idle()
         self.world.restart()
@@ -183,6 +193,8 @@ class Play:
         self.seen["hits"] += len(self.world.cached)
         self.seen["evicted"] += self.world.num_evicted
         self.seen["bypassed"] += self.world.bypasses.total()
+        self.seen["beam searches"] += self.world.num_searches
+        self.seen["beam copies"] += self.world.num_beam_copies
         self.seen["logprobs"] += self.world.num_logprobs
         self.seen["shared"] += self.world.num_shared
         self.seen["handed over"] += stats.num_handovers
@@ -222,6 +234,8 @@ def test_every_text_is_right_whatever_happens() -> None:
         "logprobs",
         "handed over",
         "drained",
+        "beam searches",
+        "beam copies",
         "restart",
         "fence",
         "grave",

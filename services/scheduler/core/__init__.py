@@ -2,6 +2,7 @@
 
 ticks.py        one tick: its inputs in their order, then one plan
 scheduler.py    SchedulerCore: a request's life, one plan per call
+beams.py        beam search, without rows and blocks; on a lane in beam_rows.py
 lane.py         one worker incarnation: rows, plans in flight, decode clock
 placement.py    which worker takes a waiting request
 victims.py      who is preempted

@@ -25,6 +25,9 @@ from shared.messages import Candidates, EndReason, Hypothesis
 from shared.packing import pack_int32, unpack_float32, unpack_int32
 from shared.sampling import SamplingParams
 
+MAX_LENGTH_PENALTY = 32.0
+"""More, either way, and the power of a long output's length leaves the numbers."""
+
 
 @dataclass(slots=True)
 class Beam:

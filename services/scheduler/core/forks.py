@@ -57,7 +57,9 @@ class Groups:
 
 
 def _may_fork(request: Request) -> bool:
-    return bool(request.submission.group) and not request.output and request.num_prompt_tokens > 1
+    submission = request.submission
+    is_plain_choice = bool(submission.group) and not submission.params.beam_width
+    return is_plain_choice and not request.output and request.num_prompt_tokens > 1
 
 
 def _is_sibling(request: Request, other: Request) -> bool:

@@ -5,6 +5,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from services.scheduler.core import prefix_cache
+from services.scheduler.core.beam_rows import BeamRows
+from services.scheduler.core.extents import NOWHERE
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.request import RequestState
 from services.scheduler.core.seats import Seat
@@ -27,6 +29,7 @@ def _check_blocks(lane: Lane) -> None:
     """Free, evictable, used and quarantined blocks are all blocks; references are exact; tables have what they need."""
     pool = lane.pool
     tables = [seat.blocks for seat in lane.seats.values()] + [blocks for _, blocks in pool.quarantined()]
+    tables += [tail for seat in lane.searches.values() if seat.beams for tail in seat.beams.tails]
     held = Counter(itertools.chain.from_iterable(tables))
     runs = pool.free.runs()
     assert all(start + length < later for (start, length), (later, _) in itertools.pairwise(runs)), "runs not merged"
@@ -39,15 +42,25 @@ def _check_blocks(lane: Lane) -> None:
         assert held[block] <= 1 or _is_behind(lane, block), f"block {block} is in two tables and still written"
     assert all(pool.cache.at(block) for block in idle), "an evictable block is not cached"
     for seat in lane.seats.values():
-        assert len(seat.blocks) == _blocks_held(lane, seat), f"row {seat.row} has {len(seat.blocks)} blocks"
+        if seat.beams is None or not seat.beams.rows:
+            assert len(seat.blocks) == _blocks_held(lane, seat), f"row {seat.row} has {len(seat.blocks)} blocks"
+        else:
+            _check_beams(lane, seat, seat.beams)
 
 
 def _is_behind(lane: Lane, block: int) -> bool:
     """Whether every table with the block has it at one place, full: what plans write from now on lies behind it."""
-    seats = [seat for seat in lane.seats.values() if block in seat.blocks]
-    places = {seat.blocks.index(block) for seat in seats}
-    ends = [(place + 1) * lane.config.block_size for place in places]
-    return len(ends) <= 1 and all(_num_written(lane, seat) >= end for seat in seats for end in ends)
+    tables = [table for seat in lane.seats.values() for table in _tables(lane, seat) if block in table[0]]
+    ends = {(blocks.index(block) + 1) * lane.config.block_size for blocks, _ in tables}
+    return len(ends) <= 1 and all(num_written >= end for _, num_written in tables for end in ends)
+
+
+def _tables(lane: Lane, seat: Seat) -> list[tuple[list[int], int]]:
+    """(blocks, tokens whose KV plans up to now write) of the seat, or of each of its beams."""
+    if seat.beams is None or not seat.beams.rows:
+        return [(seat.blocks, _num_written(lane, seat))]
+    num_written = seat.known + seat.beams.search.num_tokens - bool(seat.beams.moves)
+    return [(seat.blocks + tail, num_written) for tail in seat.beams.tails]
 
 
 def _num_written(lane: Lane, seat: Seat) -> int:
@@ -87,10 +100,27 @@ def _blocks_held(lane: Lane, seat: Seat) -> int:
     return lane.config.blocks_for(seat.known + decoded)
 
 
+def _check_beams(lane: Lane, seat: Seat, beams: BeamRows) -> None:
+    """One table per beam, with blocks for what plans up to now write; the rows are the search's."""
+    assert len(seat.blocks) == seat.known // lane.config.block_size
+    assert len(beams.rows) == len(beams.tails) == len(beams.search.beams) <= seat.request.num_rows
+    assert len(set(beams.rows)) == len(beams.rows) and {*beams.rows} <= {seat.row, *beams.spare}
+    assert not beams.moves or [move.row for move in beams.moves] == beams.rows
+    assert bool(beams.moves) != bool(beams.awaited), "a search waits for nothing"
+    sources = [move.source for move in beams.moves] or [NOWHERE] * len(beams.rows)
+    for (blocks, num_written), source in zip(_tables(lane, seat), sources, strict=True):
+        assert len(blocks) == lane.config.blocks_for(num_written) - (source != NOWHERE), f"a beam of row {seat.row}"
+
+
 def _check_rows(lane: Lane) -> None:
-    rows = sorted([*lane.seats, *lane.ghosts, *lane.free_rows])
+    searches = [seat.beams for seat in lane.seats.values() if seat.beams]
+    spare = [row for beams in searches for row in beams.spare]
+    rows = sorted([*lane.seats, *spare, *lane.ghosts, *lane.free_rows])
     assert rows == list(range(lane.config.max_rows)), "a row is lost"
+    assert sorted(lane.beam_rows) == sorted(row for beams in searches for row in beams.made)
+    assert list(lane.searches) == [row for row, seat in lane.seats.items() if seat.beams]
     for row, seat in lane.seats.items():
+        assert (seat.beams is not None) == (seat.request.submission.params.beam_width > 0)
         assert seat.row == row and seat.lane is lane
         assert seat.request.seat is seat, f"row {row} is not its request's seat"
 
@@ -99,7 +129,7 @@ def _check_clock(lane: Lane) -> None:
     seats = list(lane.seats.values())
     decoding = [seat for seat in seats if seat.first and seat.last > lane.planned]
     assert lane.decode == len(decoding) <= lane.config.max_rows
-    assert sorted(lane.prefill) == sorted(seat.row for seat in seats if not seat.first)
+    assert sorted(lane.prefill) == sorted(seat.row for seat in seats if seat.computed < seat.known)
     phased = [seat.row for phase in lane.phases for seat in phase.values()]
     assert sorted(phased) == sorted(seat.row for seat in decoding)
     scheduled = [(day, row) for day, rows in lane.calendar.items() for row in rows]
@@ -108,7 +138,8 @@ def _check_clock(lane: Lane) -> None:
     assert len(lane.in_flight) <= lane.config.plan_ahead
     assert lane.history.end == lane.answered + 1
     for seat in seats:
-        assert seat.computed <= seat.known and (seat.computed == seat.known) == (seat.first > 0)
+        assert seat.computed <= seat.known
+        assert (seat.computed == seat.known and seat.beams is None) == (seat.first > 0)
 
 
 def _check_requests(core: "SchedulerCore") -> None:

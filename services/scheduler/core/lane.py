@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 
-from services.scheduler.core import logprobs, residency
+from services.scheduler.core import beam_rows, logprobs, residency
 from services.scheduler.core.blocks import BlockPool
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.extents import NOWHERE
@@ -61,6 +61,10 @@ class Lane:
         self.phases: list[dict[int, Seat]] = [{} for _ in range(config.block_size)]
         self.calendar: dict[int, dict[int, Seat]] = {}
         self.ghosts: dict[int, Ghost] = {}
+        self.searches: dict[int, Seat] = {}
+        """Beam searches by the row of their seat."""
+        self.beam_rows: dict[int, Seat] = {}
+        """Their other rows that the worker knows."""
         self.history = TokenHistory(config.max_num_seqs, base=1)
         self.rates = Rates()
 
@@ -78,6 +82,11 @@ class Lane:
     def has_drops(self) -> bool:
         """Whether the next plan drops rows."""
         return any(not ghost.dropped for ghost in self.ghosts.values())
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that requests have."""
+        return len(self.seats) + sum(seat.request.num_rows - 1 for seat in self.searches.values())
 
     @property
     def num_prefill_tokens(self) -> int:
@@ -132,6 +141,8 @@ class Lane:
         )
         self.seats[seat.row] = self.prefill[seat.row] = seat
         request.seat = seat
+        if request.submission.params.beam_width:
+            beam_rows.enter(self, seat)
         draft.give_blocks(seat.row, blocks)
         draft.added.append(
             NewRow(
@@ -159,9 +170,14 @@ class Lane:
     def close(self, draft: PlanDraft, tick: Tick) -> StepPlan:
         """Make the draft the lane's next plan and move the clock."""
         plan_id = draft.plan_id
-        self.in_flight.append(InFlight(plan_id, self.decode + len(draft.completed), draft.reached))
+        decoding = [seat for seat in draft.completed if seat.beams is None]
+        plan = InFlight(plan_id, self.decode + len(decoding), draft.reached, [beam.row for beam in draft.beams])
+        for seat in draft.completed:
+            if seat.beams is not None:
+                beam_rows.complete(self, seat, plan)
+        self.in_flight.append(plan)
         self.planned = plan_id
-        for seat in sorted(draft.completed, key=_by_row):
+        for seat in sorted(decoding, key=_by_row):
             self._start_decode(seat, plan_id)
         for seat in self.calendar.get(plan_id, {}).values():
             if seat.first < plan_id:
@@ -174,6 +190,7 @@ class Lane:
             blocks=pack_int32(draft.blocks),
             chunks=tuple(draft.chunks),
             copies=self.pool.copies.take(),
+            beams=tuple(draft.beams),
         )
 
     def _start_decode(self, seat: Seat, plan_id: int) -> None:
@@ -214,8 +231,10 @@ class Lane:
         num_ended_silent = 0
         ended = set()
         for row, reason in result.ended:
-            seat = self.seats.get(row) or self.ghosts.get(row)
+            seat = self.seats.get(row) or self.ghosts.get(row) or self.beam_rows.get(row)
             if seat is None or row in ended or reason not in _END_REASONS:
+                return True
+            if isinstance(seat, Seat) and seat.beams is not None and reason != EndReason.ERROR:
                 return True
             ended.add(row)
             num_ended_silent += seat.yields_in(result.step_id) and _is_silent(tokens, row)
@@ -223,6 +242,8 @@ class Lane:
         num_yields = len(tokens) // 4 - tokens.count(_NOTHING)
         due = self.calendar.get(result.step_id, {})
         if result.logprobs and not logprobs.are_sound(result):
+            return True
+        if beam_rows.contradicts(self.in_flight[0], result, ended):
             return True
         return num_yields + num_ended_silent != self.in_flight[0].num_yields or not due.keys() <= ended
 
@@ -239,15 +260,16 @@ class Lane:
         if self.config.enable_prefix_caching:
             self._keep_chunks(plan)
             self._keep_in_turn()
+        endings += beam_rows.take(self, result)
         if self.history.is_full:
             self._empty_history()
         return endings
 
     def _end(self, result: StepResult, row: int, reason: EndReason) -> Ending | None:
-        seat = self.seats.get(row)
+        seat = self.seats.get(row) or self.beam_rows.get(row)
         leaver = seat or self.ghosts[row]
         for plan in self.in_flight:
-            plan.num_yields -= leaver.yields_in(plan.plan_id)
+            plan.forget(row, leaver.yields_in(plan.plan_id))
         if seat is None:
             if not self.ghosts[row].dropped:  # the worker was faster than the plan that would drop it
                 del self.ghosts[row]
@@ -261,7 +283,7 @@ class Lane:
             self.pool.forget(seat.blocks)  # who knows what lies there
         else:
             self._keep_decoded(seat)
-        self._leave(seat)
+        self._leave(seat, ended_row=row)
         heappush(self.free_rows, row)
         return Ending(seat.request, reason)
 
@@ -321,16 +343,18 @@ class Lane:
         if seat.first:
             self.policy.on_left(seat, max(0, self._collectable(seat) - seat.first))
 
-    def _leave(self, seat: Seat) -> None:
+    def _leave(self, seat: Seat, ended_row: int | None = None) -> None:
         self.tell_policy_left(seat)
         del self.seats[seat.row]
         self.prefill.pop(seat.row, None)
         self._unschedule(seat)
+        blocks, seat.blocks = seat.blocks, []
+        if seat.beams is not None:
+            blocks += beam_rows.leave(self, seat, ended_row)
         if self.in_flight:
-            self.pool.quarantine(seat.blocks, until=self.planned)
+            self.pool.quarantine(blocks, until=self.planned)
         else:
-            self.pool.release(seat.blocks)
-        seat.blocks = []
+            self.pool.release(blocks)
         seat.request.seat = None
 
     def _unschedule(self, seat: Seat) -> None:
@@ -357,9 +381,11 @@ class Lane:
         """Rebuild what follows from the occupants, which come in the order of `seats` and `ghosts`."""
         self.seats = {seat.row: seat for seat in seats}
         self.ghosts = {ghost.row: ghost for ghost in ghosts}
-        rows = range(self.config.max_rows)
-        self.free_rows = [row for row in rows if row not in self.seats and row not in self.ghosts]
-        self.prefill = {row: seat for row, seat in self.seats.items() if not seat.first}
+        self.searches = {row: seat for row, seat in self.seats.items() if seat.beams is not None}
+        spare = beam_rows.restore(self)
+        taken = {*self.seats, *self.ghosts, *spare}
+        self.free_rows = [row for row in range(self.config.max_rows) if row not in taken]
+        self.prefill = {row: seat for row, seat in self.seats.items() if seat.computed < seat.known}
         decoding = [seat for seat in self.seats.values() if seat.first]
         for seat in sorted(decoding, key=lambda seat: (seat.first, seat.row)):
             self._schedule_decode(seat)

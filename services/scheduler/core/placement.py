@@ -36,9 +36,9 @@ class Trial:
     num_seated: int
     num_blocks_free: int
 
-    def lacks(self, num_blocks: int, config: SchedulerConfig) -> str:
-        """What keeps a request that needs `num_blocks` off this lane; empty if nothing does."""
-        if not self.num_rows_free:
+    def lacks(self, num_blocks: int, config: SchedulerConfig, *, num_rows: int = 1) -> str:
+        """What keeps a request that needs so much off this lane; empty if nothing does."""
+        if self.num_rows_free < num_rows:
             return "rows"
         return "blocks" if self.num_blocks_free - num_blocks < config.room(self.num_seated) else ""
 
@@ -47,10 +47,10 @@ class Trial:
         """Among equal costs."""
         return len(self.lane.in_flight), self.lane.index
 
-    def take(self, num_blocks: int, num_tokens: int) -> None:
-        self.load += ROW_WEIGHT + num_tokens
-        self.num_rows_free -= 1
-        self.num_seated += 1
+    def take(self, num_blocks: int, num_tokens: int, *, num_rows: int = 1) -> None:
+        self.load += ROW_WEIGHT * num_rows + num_tokens
+        self.num_rows_free -= num_rows
+        self.num_seated += num_rows
         self.num_blocks_free -= num_blocks
 
 
@@ -72,8 +72,10 @@ class Rank(NamedTuple):
 
 
 def blocks_to_admit(request: Request, config: SchedulerConfig) -> int:
-    """Blocks for all known tokens and for the first one that decode adds."""
-    return config.blocks_for(min(request.num_tokens + 1, request.max_total_tokens))
+    """Blocks for all known tokens and for the first one that decode adds, of every beam if it searches."""
+    num_blocks = config.blocks_for(min(request.num_tokens + 1, request.max_total_tokens))
+    num_shared = request.num_prompt_tokens // config.block_size
+    return num_blocks + (request.num_rows - 1) * (num_blocks - num_shared)
 
 
 class Placement:
@@ -106,9 +108,9 @@ class Placement:
 
     def fits_some_lane(self, request: Request) -> bool:
         """Whether one of the lanes would take the request if it were empty."""
-        if self.all_leave and not request.has_begun:
+        if (self.all_leave and not request.has_begun) or request.num_rows > self._config.max_rows:
             return False
-        return self._largest * self._config.block_size >= request.max_total_tokens
+        return self._largest >= request.most_blocks(self._config.block_size)
 
     def place(self, request: Request, preferred: Lane | None = None) -> Lane | None:
         """The lane that takes the request, now with less room; `preferred` goes before cheaper ones. O(lanes)."""
@@ -118,7 +120,7 @@ class Placement:
         if chosen is None:
             return None
         need = self._need(chosen.lane, request)
-        chosen.take(need.num_blocks, need.num_tokens)
+        chosen.take(need.num_blocks, need.num_tokens, num_rows=request.num_rows)
         return chosen.lane
 
     def reserve_fork(self, lane: Lane, request: Request) -> bool:
@@ -152,7 +154,10 @@ class Placement:
     def _takes(self, trial: Trial, request: Request) -> bool:
         if not (trial.num_rows_free and _holds(trial.lane, request)):
             return False
-        return not trial.lacks(self._need(trial.lane, request).num_blocks, self._config)
+        return not self._lack(trial, request)
+
+    def _lack(self, trial: Trial, request: Request) -> str:
+        return trial.lacks(self._need(trial.lane, request).num_blocks, self._config, num_rows=request.num_rows)
 
     def _need(self, lane: Lane, request: Request) -> Need:
         """What the request takes on the lane. Shared blocks cost nothing; cached ones that nobody uses cost a block."""
@@ -172,22 +177,20 @@ class Placement:
     def obstacles(self, request: Request) -> list[tuple[Lane, str]]:
         """(lane, what it lacks) for lanes that would fit the request if they were empty."""
         return [
-            (trial.lane, trial.lacks(self._need(trial.lane, request).num_blocks, self._config))
-            for trial in self._trials.values()
-            if _holds(trial.lane, request)
+            (trial.lane, self._lack(trial, request)) for trial in self._trials.values() if _holds(trial.lane, request)
         ]
 
 
 def _trial(lane: Lane) -> Trial:
     return Trial(
         lane=lane,
-        load=ROW_WEIGHT * len(lane.seats) + lane.num_prefill_tokens,
+        load=ROW_WEIGHT * lane.num_rows + lane.num_prefill_tokens,
         num_rows_free=len(lane.free_rows),
-        num_seated=len(lane.seats),
+        num_seated=lane.num_rows,
         num_blocks_free=lane.pool.num_available,
     )
 
 
 def _holds(lane: Lane, request: Request) -> bool:
     """Whether the request fits the lane when nothing else does."""
-    return lane.pool.num_blocks * lane.config.block_size >= request.max_total_tokens
+    return lane.pool.num_blocks >= request.most_blocks(lane.config.block_size)

@@ -9,7 +9,7 @@ and the plan goes out in the same tick.
 
 from typing import TYPE_CHECKING
 
-from services.scheduler.core import draining
+from services.scheduler.core import beam_rows, draining
 from services.scheduler.core.admission import admit
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.rates import prefill_tokens_within
@@ -29,30 +29,38 @@ def plan_for(core: "SchedulerCore", lane: Lane) -> StepPlan | None:
     """The lane's next plan, still without its tick; None if none is due, and then nothing has changed."""
     if lane.draining and draining.pauses_to_hand_over(core, lane):
         return None
-    shortage = len(lane.boundary()) > lane.pool.num_available
+    shortage = _lacks_blocks(lane)
     if shortage and lane.in_flight:
         return None
-    while len(lane.boundary()) > lane.pool.num_available:
+    while _lacks_blocks(lane):
         preempt(core, lane)
     draft = PlanDraft(lane.planned + 1)
     lane.grow(draft)
-    budget = _prefill_budget(core, lane)
+    beam_rows.plan(lane, draft)
+    budget = _prefill_budget(core, lane, lane.decode + len(draft.beams))
     for seat in sorted(lane.prefill.values(), key=lambda seat: core.policy.precedence(seat.request)):
         if budget:
             budget = lane.prefill_chunk(draft, seat, budget)
     if not shortage:
         admit(core, lane, draft, budget)
-    if not (lane.decode or draft.chunks or (lane.has_drops and not lane.in_flight)):
+    if not (lane.decode or draft.beams or draft.chunks or (lane.has_drops and not lane.in_flight)):
         return None
     core.counters.plans += 1
     return lane.close(draft, NO_TICK)
 
 
-def _prefill_budget(core: "SchedulerCore", lane: Lane) -> int:
-    """Tokens that the lane's next plan may prefill. However slow its decode is, a block's worth: prompts must go on."""
+def _lacks_blocks(lane: Lane) -> bool:
+    return len(lane.boundary()) + beam_rows.num_lacking(lane) > lane.pool.num_available
+
+
+def _prefill_budget(core: "SchedulerCore", lane: Lane, num_single: int) -> int:
+    """Tokens that the lane's next plan may prefill beside `num_single` rows that compute one token.
+
+    However slow those are, a block's worth: prompts must go on.
+    """
     config = core.config
-    room = config.max_num_batched_tokens - lane.decode
-    bound = prefill_tokens_within(config.itl_target_s, lane.decode, lane.rates)
+    room = config.max_num_batched_tokens - num_single
+    bound = prefill_tokens_within(config.itl_target_s, num_single, lane.rates)
     return room if bound is None else min(room, max(config.block_size, bound))
 
 

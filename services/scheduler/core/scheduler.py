@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.scheduler.core import draining, logprobs, planning
+from services.scheduler.core.beams import MAX_LENGTH_PENALTY, Result
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.diagnostics import Diagnosis, diagnose
 from services.scheduler.core.forks import Groups
@@ -132,7 +133,9 @@ class SchedulerCore:
     def stop_request(self, request_id: str, num_output_tokens: int) -> None:
         """End a request after `num_output_tokens` tokens, now or when that many are committed."""
         request = self._live(request_id)
-        if request is not None:
+        if request is not None and request.submission.params.beam_width:
+            self.counters.ignored += 1  # nobody has seen a token of it
+        elif request is not None:
             earlier = request.stop_at
             request.stop_at = num_output_tokens if earlier is None else min(earlier, num_output_tokens)
             self._awaiting_stop[request_id] = request
@@ -216,9 +219,9 @@ class SchedulerCore:
             lane.broken = True
             self.counters.ignored += 1
             return
-        for request, reason in lane.commit(result):
+        for request, reason, results in lane.commit(result):
             message = "the worker could not compute this request" if reason is EndReason.ERROR else ""
-            self._finish(request, FINISH_REASONS[reason], end_reason=reason, message=message)
+            self._finish(request, FINISH_REASONS[reason], end_reason=reason, message=message, results=results)
         if self._awaiting_stop:
             for request in list(self._awaiting_stop.values()):
                 self._stop_if_due(request)
@@ -254,13 +257,26 @@ class SchedulerCore:
 
     # ------------------------------------------------------------ endings
 
-    def _finish(self, request: Request, reason: FinishReason, *, end_reason: int = 0, message: str = "") -> None:
-        """End a live request, wherever it is. A stop string that completed before the end wins over it."""
+    def _finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        *,
+        end_reason: int = 0,
+        message: str = "",
+        results: Sequence[Result] = (),
+    ) -> None:
+        """End a live request, wherever it is. A stop string that completed before the end wins over it.
+
+        `results` are those of a beam search: its output is the first one's.
+        """
         if request.seat is not None:
             request.seat.lane.drop(request.seat)
         elif request.state is RequestState.WAITING:
             self.waiting.remove(request)
             self.leave_queue(request)
+        if results:
+            request.output.extend(results[0].tokens)
         num_output_tokens = len(request.output)
         if request.stop_at is not None and request.stop_at <= num_output_tokens:
             reason, end_reason, message, num_output_tokens = FinishReason.STOP, 0, "", request.stop_at
@@ -277,7 +293,8 @@ class SchedulerCore:
             end_reason=int(end_reason),
             message=message,
             num_cached_tokens=max(0, request.num_cached_tokens),
-            cumulative_logprob=logprobs.cumulative(request, num_output_tokens),
+            cumulative_logprob=results[0].logprob if results else logprobs.cumulative(request, num_output_tokens),
+            hypotheses=tuple(result.as_hypothesis() for result in results),
         )
         output = pack_int32(request.output[:num_output_tokens])
         self._finished.append(Finished(request.request_id, final, output, logprobs.packed(request, num_output_tokens)))
@@ -309,10 +326,24 @@ class SchedulerCore:
             return f"a prompt of {num_prompt} tokens with max_tokens {max_tokens} cannot be scheduled"
         largest = self.largest_request_tokens()
         if request.max_total_tokens <= largest:
-            return ""
+            return self._refusal_of_beams(request)
         limit = "max_model_len" if largest == self.config.max_model_len else "the KV cache of the largest worker"
         total = request.max_total_tokens
         return f"prompt ({num_prompt}) plus max_tokens ({max_tokens}) is {total} tokens, but {limit} holds {largest}"
+
+    def _refusal_of_beams(self, request: Request) -> str:
+        params = request.submission.params
+        width, needed = params.beam_width, request.most_blocks(self.config.block_size)
+        if not width:
+            return ""
+        if not (1 <= params.num_hypotheses <= width and abs(params.length_penalty) <= MAX_LENGTH_PENALTY):
+            return f"{params.num_hypotheses} results of {width} beams with length_penalty {params.length_penalty}"
+        if width > self.config.max_rows:
+            return f"{width} beams need {width} sequences at once, but a worker takes {self.config.max_rows}"
+        largest = self.largest_worker_blocks()
+        if largest and needed > largest:
+            return f"{width} beams may need {needed} blocks, but the KV cache of the largest worker has {largest}"
+        return ""
 
     def leave_queue(self, request: Request) -> None:
         """It was admitted, or ended: it no longer counts against the queue's caps."""

@@ -1,14 +1,17 @@
 """Who sits on a lane's rows, and what its plans in flight say of them."""
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from services.scheduler.core.beams import Result
 from services.scheduler.core.prefix_cache import Parent
 from services.scheduler.core.request import Request
-from shared.messages import EndReason, NewRow
+from shared.messages import BeamRow, EndReason, NewRow
 
 if TYPE_CHECKING:
+    from services.scheduler.core.beam_rows import BeamRows
     from services.scheduler.core.lane import Lane
 
 
@@ -37,6 +40,8 @@ class Seat:
     """Blocks at the front of its table that have been cached, or whose content had been."""
     parent: Parent = 0
     """Serial number of the last of those in the cache."""
+    beams: "BeamRows | None" = None
+    """Of a beam search: it computes its prompt as any other, and then never is a decode row."""
 
     def yields_in(self, plan_id: int) -> bool:
         return 0 < self.first <= plan_id <= self.last
@@ -65,13 +70,23 @@ class InFlight:
     """Rows that will yield a token, as far as is known."""
     chunks: list[tuple[int, int]]
     """(row, known tokens computed after it) of rows in prefill."""
+    searches: list[int] = field(default_factory=list)
+    """Rows that will yield candidates."""
+
+    def forget(self, row: int, num_yields: int) -> None:
+        """The row ended before: it yields nothing here."""
+        self.num_yields -= num_yields
+        if row in self.searches:
+            self.searches.remove(row)
 
 
 class Ending(NamedTuple):
-    """A live request whose row the worker ended."""
+    """A live request whose row the worker ended, or whose beam search is over."""
 
     request: Request
     reason: EndReason
+    results: Sequence[Result] = ()
+    """Of the search, best first."""
 
 
 @dataclass(slots=True)
@@ -84,6 +99,7 @@ class PlanDraft:
     chunks: list[tuple[int, int]] = field(default_factory=list)
     reached: list[tuple[int, int]] = field(default_factory=list)
     """(row, known tokens computed after this plan) of the rows in `chunks`."""
+    beams: list[BeamRow] = field(default_factory=list)
     completed: list[Seat] = field(default_factory=list)
     """Seats whose last known token is computed in this plan."""
 

@@ -15,6 +15,7 @@ from services.scheduler.core.policies.base import PolicyState
 from services.scheduler.core.prefix_cache import Parent
 from services.scheduler.core.rates import Rates
 from services.scheduler.core.request import Request, RequestState
+from services.scheduler.core.saved_beams import SavedBeams, restore_beams, save_beams
 from services.scheduler.core.saved_pool import SavedPool, restore_pool, save_pool
 from services.scheduler.core.scheduler import Counters, KnownWorker, SchedulerCore
 from services.scheduler.core.seats import Ghost, InFlight, Seat
@@ -22,7 +23,7 @@ from shared.errors import PagewireError
 from shared.messages import FinishReason, Submission
 from shared.packing import pack_float32, pack_int32, unpack_float32, unpack_int32
 
-FORMAT = 7
+FORMAT = 8
 """Rises with every change of the structs below or of what the core makes of them."""
 
 
@@ -58,6 +59,7 @@ class _SavedSeat(_Struct, frozen=True):
     last: int
     num_kept: int
     parent: Parent
+    beams: SavedBeams | None
 
 
 class _SavedLane(_Struct, frozen=True):
@@ -68,7 +70,7 @@ class _SavedLane(_Struct, frozen=True):
     broken: bool
     planned: int
     answered: int
-    in_flight: list[tuple[int, int, list[tuple[int, int]]]]
+    in_flight: list[tuple[int, int, list[tuple[int, int]], list[int]]]
     seats: list[_SavedSeat]
     ghosts: list[tuple[int, int, int, int]]
     """(row, first, last, dropped)"""
@@ -214,7 +216,7 @@ def _save_lane(lane: Lane) -> _SavedLane:
         broken=lane.broken,
         planned=lane.planned,
         answered=lane.answered,
-        in_flight=[(plan.plan_id, plan.num_yields, plan.chunks) for plan in lane.in_flight],
+        in_flight=[(plan.plan_id, plan.num_yields, plan.chunks, plan.searches) for plan in lane.in_flight],
         seats=[_save_seat(seat) for seat in lane.seats.values()],
         ghosts=[(ghost.row, ghost.first, ghost.last, ghost.dropped) for ghost in lane.ghosts.values()],
         pool=save_pool(lane.pool),
@@ -234,6 +236,7 @@ def _save_seat(seat: Seat) -> _SavedSeat:
         last=seat.last,
         num_kept=seat.num_kept,
         parent=seat.parent,
+        beams=save_beams(seat.beams),
     )
 
 
@@ -266,8 +269,10 @@ def _restore_seat(saved: _SavedSeat, lane: Lane, core: SchedulerCore) -> Seat:
         mark=max(saved.first, min(lane.answered, saved.last) + 1),
         num_kept=saved.num_kept,
         parent=saved.parent,
+        beams=restore_beams(saved.beams, request.submission.params),
     )
-    lane.pool.adopt(seat.blocks)
+    for table in (seat.blocks, *(seat.beams.tails if seat.beams else ())):
+        lane.pool.adopt(table)
     request.seat = seat
     request.state = RequestState.RUNNING
     return seat

@@ -67,6 +67,9 @@ class Policy(ABC):
     def on_left(self, seat: "Seat", num_yielded: int) -> None:
         """A seat that was told of by `on_decoding` is left, with that many tokens committed."""
 
+    def on_searched(self, request: Request, num_tokens: int) -> None:
+        """A beam search has computed that many sequences' next tokens."""
+
     def on_live(self, request: Request) -> None:
         """A request has come, or was restored."""
 

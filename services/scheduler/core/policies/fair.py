@@ -2,9 +2,10 @@
 Language Models, OSDI 2024). The waiting tenant that was served least goes next.
 
 A tenant's counter rises by the prompt tokens that are computed for it, when a request is first admitted, and by its
-output tokens, when they are committed, divided by its weight. What the scheduler itself causes (recomputing after a
-preemption or a worker's death) is not charged. A tenant that comes to wait is lifted to the least of those that wait:
-it has its share from now on, and no credit for the time when it wanted nothing.
+output tokens, when they are committed (of a beam search: by those of all beams), divided by its weight. What the
+scheduler itself causes (recomputing after a preemption or a worker's death) is not charged. A tenant that comes to
+wait is lifted to the least of those that wait: it has its share from now on, and no credit for the time when it wanted
+nothing.
 
 Decode rows are not walked. Of rows that yield one token per step, the tokens up to step `answered` are
 
@@ -122,6 +123,10 @@ class Fair(Policy):
             del tenants[tenant]
             if not tenants:
                 del self._rows[seat.lane]
+
+    def on_searched(self, request: Request, num_tokens: int) -> None:
+        tenant = request.submission.tenant
+        self._charge(tenant, num_tokens / self._weight(tenant))
 
     def on_live(self, request: Request) -> None:
         tenant = request.submission.tenant
