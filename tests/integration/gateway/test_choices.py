@@ -1,7 +1,10 @@
 """Several choices of one prompt: shapes, streams, endings, aborts (cases 57, 37, 72, 87)."""
 
+import resource
 import threading
+import time
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -322,3 +325,40 @@ def test_bad_values_name_their_field_and_queue_nothing(open_scene: OpenScene) ->
         error = check_error(scene.post(COMPLETION, **{**asking(COMPLETION, "go"), param: value}))
         assert error["param"] == param and "100" in error["message"]
     assert scene.pool.intake == []
+
+
+def resident_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 1e6
+
+
+def test_many_choices_neither_block_the_gateway_nor_fill_its_memory(open_scene: OpenScene) -> None:
+    """Case 49 (CVE-2026-34756, CVE-2024-8939): refused ones, and the largest that are accepted."""
+    scene = open_scene(pool_step_s=0.01)
+    long = "x" * (MAX_MODEL_LEN - 8)
+    scene.scripts["x"] = answer("abc")
+    assert len(texts_of(scene.post(COMPLETION, model="bytes", prompt=long, n=128).json())) == 128  # warm
+    before, done, latencies = resident_mb(), threading.Event(), []
+
+    def check_health() -> None:
+        with httpx.Client(base_url=scene.gateway.url, trust_env=False) as http:
+            while not done.is_set():
+                begin = time.perf_counter()
+                assert http.get("/health/live").status_code == 200
+                latencies.append(time.perf_counter() - begin)
+
+    thread = threading.Thread(target=check_health)
+    thread.start()
+    try:
+        for value in (10**9, 129):
+            for field in ("n", "best_of"):
+                for _ in range(20):
+                    check_error(scene.post(COMPLETION, model="bytes", prompt=[long] * 128, **{field: value}))
+        for fields in ({"n": 128}, {"n": 2, "best_of": 128}, {"n": 128, "prompt": [long, long]}):
+            body = {"model": "bytes", "prompt": long, **fields}
+            assert set(texts_of(scene.post(COMPLETION, **body).json())) == {"abc"}
+    finally:
+        done.set()
+        thread.join()
+    assert sorted(latencies)[int(len(latencies) * 0.99)] < 0.5
+    assert resident_mb() - before < 50
