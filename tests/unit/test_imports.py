@@ -16,6 +16,7 @@ CORE = ROOT / "services/scheduler/core"
 CORE_MAY_IMPORT = (  # beside the standard library
     "msgspec",  # what messages are made of; the snapshot is one
     "services.scheduler.core",
+    "shared.capacity",  # arithmetic on sampling parameters that the gateway does as well
     "shared.errors",
     "shared.messages",
     "shared.packing",

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from shared import capacity
+from shared.capacity import most_blocks, most_rows
 from shared.errors import PagewireError
 from shared.messages import Submission
 from shared.packing import pack_int32
@@ -109,11 +109,11 @@ class Request:
     @property
     def num_rows(self) -> int:
         """Rows that it has while it runs."""
-        return capacity.most_rows(self.submission.params)
+        return most_rows(self.submission.params)
 
     def most_blocks(self, block_size: int) -> int:
         """Blocks that it has at its longest."""
-        return capacity.most_blocks(self.num_prompt_tokens, self.submission.params, block_size)
+        return most_blocks(self.num_prompt_tokens, self.submission.params, block_size)
 
     def tokens_between(self, start: int, stop: int) -> bytes:
         """Packed int32 of the committed tokens `start … stop - 1`."""
