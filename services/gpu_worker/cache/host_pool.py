@@ -18,8 +18,9 @@ from shared.errors import ConfigError
 
 IntArray = npt.NDArray[np.int64]
 
-_PIECE = 16
-"""Blocks that are encoded at once: bounds the temporary memory of a long swap (23 MB for the default model)."""
+_PIECE = 4
+"""Blocks that are encoded at once: bounds the temporary memory of a long swap. Measured on blocks of 737 kB, 4 were as
+fast as any of 1, 2, 4 and 16."""
 
 
 class HostPool(Protocol):

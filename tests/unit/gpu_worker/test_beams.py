@@ -151,8 +151,8 @@ def test_beams_that_are_not_named_stand_still_while_others_decode(tiny, make_dri
     assert engine.step(StepPlan(9, TICK, dropped=(0, 5))).left == (0,), "readers never knew of the beam"
 
 
-def test_a_preempted_search_returns_with_its_beams_as_rows(tiny, make_driver) -> None:
-    """Recompute: each beam enters with prompt and output, is prefilled, and has the candidates that it had."""
+def test_a_beam_may_enter_as_a_row_that_has_output(tiny, make_driver) -> None:
+    """It is prefilled with prompt and output, and has the candidates that it had."""
     driver = make_driver()
     engine, prompt = driver.engine, prompt_of(20)
     engine.step(first_plan(prompt, SEARCH))
