@@ -5,6 +5,7 @@ internals are checked by `check_integrity`. Everything is deterministic: the sam
 """
 
 import hashlib
+import itertools
 from array import array
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -453,33 +454,44 @@ class World:
             return
         room = self.core.lanes[worker].pool.num_blocks
         added = [self.core.requests[new.request_id] for new in plan.added]
-        waiting = [
-            request for request in (*self.core.waiting, *added) if request.most_blocks(self.config.block_size) <= room
-        ]
+        order = self._order([*self.core.waiting, *added])
         seats = [request.seat for request in self.core.requests.values() if request.seat is not None]
         computing = {seat.request.submission.group for seat in seats if seat.first in (0, plan.plan_id)} - {""}
         for request in added:
-            for passed in waiting:
-                if passed.submission.group in computing:
-                    continue  # it waits for its sibling
-                if self._goes_before(passed, request, waiting):
-                    assert passed.request_id not in self.admissions, "one that ran before was passed over"
-                    self.bypasses[passed.request_id] += 1
-                    assert self.bypasses[passed.request_id] <= self.config.max_bypasses, "passed over too often"
-            waiting.remove(request)
+            for passed in order[: order.index(request)]:
+                is_able = (
+                    passed.most_blocks(self.config.block_size) <= room and passed.submission.group not in computing
+                )
+                if passed in added or not is_able or not self._are_compared(passed, request):
+                    continue
+                assert passed.request_id not in self.admissions, "one that ran before was passed over"
+                self.bypasses[passed.request_id] += 1
+                assert self.bypasses[passed.request_id] <= self.config.max_bypasses, "passed over too often"
+        for one, other in itertools.pairwise(added):
+            assert not self._are_compared(one, other) or order.index(one) < order.index(other), "out of order"
 
-    def _goes_before(self, one: Request, other: Request, waiting: Sequence[Request]) -> bool:
-        """Whether `one` has its place before `other`. Of two tenants that share fairly, neither has."""
-        places = []
-        for request in (one, other):
-            peers = [peer for peer in waiting if peer.submission.priority == request.submission.priority]
-            oldest = min(peers, key=lambda peer: peer.arrival)
-            rank = self.arrived[oldest.request_id] + oldest.submission.priority * self.config.priority_ageing_s
-            place = (request.request_id not in self.admissions, request.arrival)
-            places.append((rank, oldest.arrival, *place) if self.config.policy is PolicyName.PRIORITY else place)
-        if self.config.policy is PolicyName.FAIR and one.submission.tenant != other.submission.tenant:
-            return False
-        return places[0] < places[1]
+    def _order(self, waiting: list[Request]) -> list[Request]:
+        """As they should go: the class whose oldest has the smallest rank, in it those that ran, then by arrival."""
+        order = []
+        while waiting:
+            oldest = min(waiting, key=self._rank)
+            peers = [peer for peer in waiting if self._class(peer) == self._class(oldest)]
+            order.append(min(peers, key=lambda peer: (peer.request_id not in self.admissions, peer.arrival)))
+            waiting.remove(order[-1])
+        return order
+
+    def _class(self, request: Request) -> int:
+        return request.submission.priority if self.config.policy is PolicyName.PRIORITY else 0
+
+    def _rank(self, request: Request) -> tuple[float, int]:
+        if self.config.policy is not PolicyName.PRIORITY:
+            return 0.0, request.arrival
+        ageing_s = self.config.priority_ageing_s
+        return self.arrived[request.request_id] + request.submission.priority * ageing_s, request.arrival
+
+    def _are_compared(self, one: Request, other: Request) -> bool:
+        """Tenants that share fairly have no order among each other that the world could tell."""
+        return self.config.policy is not PolicyName.FAIR or one.submission.tenant == other.submission.tenant
 
     def _shadow_result(self, result: StepResult) -> None:
         shadow = self.shadows.get(result.worker)

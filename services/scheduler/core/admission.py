@@ -6,6 +6,7 @@ admitted, and it keeps its place all the while. A request that ran before is nev
 that it gave up.
 """
 
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from services.scheduler.core import draining, forks
@@ -45,11 +46,14 @@ class Trial(NamedTuple):
     """Where the first request goes that goes anywhere."""
 
 
-def admit(core: "SchedulerCore", lane: Lane, draft: PlanDraft, budget: int) -> None:
-    """Seat the waiting requests whose place is this lane, in order, while budget and rows last."""
+def admit(core: "SchedulerCore", lane: Lane, draft: PlanDraft, budget: int, *, limit: int | None = None) -> int:
+    """Seat the waiting requests whose place is this lane, in order, while budget and rows last; the budget left.
+
+    `limit` bounds how many requests are looked at.
+    """
     if not (budget and lane.free_rows and len(core.waiting)):
-        return
-    trial = _place(core, lane, budget)
+        return budget
+    trial = _place(core, lane, budget, limit)
     for request, hits, source, num_passed in trial.placed:
         core.waiting.remove(request)
         is_fresh = not request.has_begun
@@ -71,6 +75,7 @@ def admit(core: "SchedulerCore", lane: Lane, draft: PlanDraft, budget: int) -> N
         core.times_passed_over = 0
     elif trial.first_target is not None and (lane.decode or draft.chunks):
         core.times_passed_over += 1
+    return budget
 
 
 def _count_hits(core: "SchedulerCore", seat: Seat) -> None:
@@ -92,7 +97,7 @@ def _count_fork(core: "SchedulerCore", seat: Seat) -> None:
     request.num_cached_tokens = max(0, request.num_cached_tokens)
 
 
-def _place(core: "SchedulerCore", lane: Lane, budget: int) -> Trial:
+def _place(core: "SchedulerCore", lane: Lane, budget: int, limit: int | None) -> Trial:
     """Waiting requests that go to `lane` now. Changes nothing."""
     placement = Placement(core.lanes.values(), core.config)
     placed: list[Placed] = []
@@ -104,7 +109,7 @@ def _place(core: "SchedulerCore", lane: Lane, budget: int) -> Trial:
     may_reserve = True
     if not placement.concerns(lane):
         return Trial([], [], None)
-    for request in core.waiting:
+    for request in islice(core.waiting, limit):
         if may_reserve and not request.has_begun:
             draining.reserve(core, placement)
             may_reserve = False

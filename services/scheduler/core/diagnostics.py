@@ -36,7 +36,7 @@ def diagnose(core: "SchedulerCore") -> list[Diagnosis]:
     for request in core.waiting:
         reason, detail = _why(core, placement, request, before)
         found.append(_describe(core, request, reason, detail))
-        lets_pass = reason == "blocks" and may_be_passed(core, placement, request)
+        lets_pass = reason in ("blocks", "rows") and may_be_passed(core, placement, request)
         if reason not in ("no_worker", "larger_worker", "sibling") and not lets_pass:
             before = before or request.request_id
     return found

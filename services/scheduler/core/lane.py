@@ -93,6 +93,10 @@ class Lane:
         """Known tokens that no plan computes yet."""
         return sum(seat.known - seat.computed for seat in self.prefill.values())
 
+    def holds(self, request: Request) -> bool:
+        """Whether the request fits when nothing else is here."""
+        return self.pool.num_blocks >= request.most_blocks(self.config.block_size)
+
     def match(self, request: Request) -> list[CachedBlock]:
         """Cached blocks with which a waiting request could begin here."""
         if not self.config.enable_prefix_caching:
@@ -143,6 +147,7 @@ class Lane:
         request.seat = seat
         if request.submission.params.beam_width:
             beam_rows.enter(self, seat)
+        self.policy.on_seated(seat)
         draft.give_blocks(seat.row, blocks)
         draft.added.append(
             NewRow(
@@ -340,8 +345,7 @@ class Lane:
 
     def tell_policy_left(self, seat: Seat) -> None:
         """The seat yields nothing more, and its tokens are collected."""
-        if seat.first:
-            self.policy.on_left(seat, max(0, self._collectable(seat) - seat.first))
+        self.policy.on_left(seat, max(0, self._collectable(seat) - seat.first) if seat.first else 0)
 
     def _leave(self, seat: Seat, ended_row: int | None = None) -> None:
         self.tell_policy_left(seat)
@@ -380,6 +384,8 @@ class Lane:
     def restore_rows(self, seats: Iterable[Seat], ghosts: Iterable[Ghost]) -> None:
         """Rebuild what follows from the occupants, which come in the order of `seats` and `ghosts`."""
         self.seats = {seat.row: seat for seat in seats}
+        for seat in self.seats.values():
+            self.policy.on_seated(seat)
         self.ghosts = {ghost.row: ghost for ghost in ghosts}
         self.searches = {row: seat for row, seat in self.seats.items() if seat.beams is not None}
         spare = beam_rows.restore(self)

@@ -11,7 +11,7 @@ Placing is a trial that changes nothing. One plan concerns one worker, so reques
 room there, and wait for those workers' next plans.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from services.scheduler.core.forks import extent_of
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.prefix_cache import CachedBlock
 from services.scheduler.core.request import Request
+from services.scheduler.core.seats import Seat
 
 ROW_WEIGHT = 64
 """A row weighs as much as this many prefill tokens not yet computed: it stays for many steps, they do not."""
@@ -152,7 +153,7 @@ class Placement:
         return self._need(lane, request).hits
 
     def _takes(self, trial: Trial, request: Request) -> bool:
-        if not (trial.num_rows_free and _holds(trial.lane, request)):
+        if not (trial.num_rows_free and trial.lane.holds(request)):
             return False
         return not self._lack(trial, request)
 
@@ -174,10 +175,23 @@ class Placement:
             need = self._needs[lane.index] = Need(num_blocks, num_tokens, hits)
         return need
 
+    def lacks_without(self, request: Request, lane: Lane, seats: Sequence[Seat]) -> str:
+        """What would keep the request off the lane if these seats were left; empty if nothing would."""
+        trial = self._trials[lane.index]
+        freed = sum(lane.pool.references(block) == 1 for seat in seats for block in seat.blocks)
+        without = Trial(
+            lane=lane,
+            load=0,
+            num_rows_free=trial.num_rows_free + len(seats),
+            num_seated=trial.num_seated - len(seats),
+            num_blocks_free=trial.num_blocks_free + freed,
+        )
+        return self._lack(without, request)
+
     def obstacles(self, request: Request) -> list[tuple[Lane, str]]:
         """(lane, what it lacks) for lanes that would fit the request if they were empty."""
         return [
-            (trial.lane, self._lack(trial, request)) for trial in self._trials.values() if _holds(trial.lane, request)
+            (trial.lane, self._lack(trial, request)) for trial in self._trials.values() if trial.lane.holds(request)
         ]
 
 
@@ -189,8 +203,3 @@ def _trial(lane: Lane) -> Trial:
         num_seated=lane.num_rows,
         num_blocks_free=lane.pool.num_available,
     )
-
-
-def _holds(lane: Lane, request: Request) -> bool:
-    """Whether the request fits the lane when nothing else does."""
-    return lane.pool.num_blocks >= request.most_blocks(lane.config.block_size)

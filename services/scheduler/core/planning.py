@@ -14,8 +14,8 @@ from services.scheduler.core.admission import admit
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.rates import prefill_tokens_within
 from services.scheduler.core.request import Signal
-from services.scheduler.core.seats import PlanDraft
-from services.scheduler.core.victims import choose_victim
+from services.scheduler.core.seats import PlanDraft, Seat
+from services.scheduler.core.victims import choose_victim, displaced
 from shared.messages import EventKind, StepPlan, Tick
 
 if TYPE_CHECKING:
@@ -30,15 +30,21 @@ def plan_for(core: "SchedulerCore", lane: Lane) -> StepPlan | None:
     if lane.draining and draining.pauses_to_hand_over(core, lane):
         return None
     shortage = _lacks_blocks(lane)
-    if shortage and lane.in_flight:
+    making_way = [] if shortage else displaced(core, lane)
+    if (shortage or making_way) and lane.in_flight:
         return None
     while _lacks_blocks(lane):
-        preempt(core, lane)
+        preempt(core, choose_victim(core, lane), "blocks")
+    for seat in making_way:
+        preempt(core, seat, "share")
     draft = PlanDraft(lane.planned + 1)
     lane.grow(draft)
     beam_rows.plan(lane, draft)
     budget = _prefill_budget(core, lane, lane.decode + len(draft.beams))
-    for seat in sorted(lane.prefill.values(), key=lambda seat: core.policy.precedence(seat.request)):
+    running = sorted(lane.prefill.values(), key=lambda seat: core.policy.precedence(seat.request))
+    if not shortage and _is_claimed(core):
+        budget = admit(core, lane, draft, budget, limit=1)
+    for seat in running:
         if budget:
             budget = lane.prefill_chunk(draft, seat, budget)
     if not shortage:
@@ -64,14 +70,19 @@ def _prefill_budget(core: "SchedulerCore", lane: Lane, num_single: int) -> int:
     return room if bound is None else min(room, max(config.block_size, bound))
 
 
-def preempt(core: "SchedulerCore", lane: Lane) -> None:
-    """Free the blocks of one request."""
+def _is_claimed(core: "SchedulerCore") -> bool:
+    """Whether the next request in order goes before prompts that are half computed."""
+    request = core.waiting.first()
+    return request is not None and core.policy.claims_seat(request)
+
+
+def preempt(core: "SchedulerCore", seat: Seat, reason: str) -> None:
+    """Free the row and the blocks of one request."""
+    lane, request = seat.lane, seat.request
     assert not lane.in_flight
-    seat = choose_victim(core, lane)
-    request = seat.request
     lane.drop(seat)
     request.apply(Signal.PREEMPT)
     request.num_preemptions += 1
     core.waiting.push(request)
     core.counters.preemptions += 1
-    core.emit(request, EventKind.PREEMPTED, len(request.output), reason="blocks")
+    core.emit(request, EventKind.PREEMPTED, len(request.output), reason=reason)

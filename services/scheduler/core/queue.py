@@ -87,6 +87,10 @@ class WaitingQueue:
         for requests in self._classes.values():
             yield from requests.begun
 
+    def first(self) -> Request | None:
+        """The next one in order."""
+        return next(iter(self), None)
+
     def _entry(self, walk: _Walk, oldest: Request) -> tuple[float, int, _Walk]:
         return self.policy.rank(oldest, walk.num_tokens_ahead), oldest.arrival, walk
 

@@ -61,11 +61,22 @@ class Policy(ABC):
     def on_admitted(self, request: Request, num_tokens: int) -> None:
         """A request runs for the first time; `num_tokens` of its prompt are to be computed."""
 
+    def claims_seat(self, request: Request) -> bool:
+        """Whether the next request in order need not wait until a seat or the budget of a pass becomes free."""
+        return False
+
+    def yields_to(self, seat: "Seat", request: Request, num_leaving: int) -> bool:
+        """Whether a running request may be preempted for one that claims a seat; `num_leaving` of its class are."""
+        return False
+
+    def on_seated(self, seat: "Seat") -> None:
+        """A request has a seat, or was restored to it."""
+
     def on_decoding(self, seat: "Seat") -> None:
         """From plan `seat.first` on the seat yields a token per step."""
 
     def on_left(self, seat: "Seat", num_yielded: int) -> None:
-        """A seat that was told of by `on_decoding` is left, with that many tokens committed."""
+        """A seat is left; it has yielded that many committed tokens."""
 
     def on_searched(self, request: Request, num_tokens: int) -> None:
         """A beam search has computed that many sequences' next tokens."""

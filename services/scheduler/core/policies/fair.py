@@ -7,6 +7,11 @@ scheduler itself causes (recomputing after a preemption or a worker's death) is 
 wait is lifted to the least of those that wait: it has its share from now on, and no credit for the time when it wanted
 nothing.
 
+The counters order only what waits, so a tenant that wants little would wait for as long as others' requests run. Hence
+a second rule, max-min fairness of seats: if all that the next tenant in order wants is no more than its share of the
+seats, or if it has none, its request enters before the running prompts go on, and takes the seat of a tenant that has
+more than its share if none is free. Tenants that both want more than their shares never displace each other.
+
 Decode rows are not walked. Of rows that yield one token per step, the tokens up to step `answered` are
 
     sum over rows of (answered + 1 - first)  =  num_rows * (answered + 1) - sum_first
@@ -18,6 +23,7 @@ ahead of its first result counts as -1 until then.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.policies.base import ClassKey, Policy, PolicyName, PolicyState
@@ -59,6 +65,13 @@ class _Rows:
     sum_first: int = 0
 
 
+def _add(counts: dict[str, int], tenant: str, number: int) -> None:
+    """Count; who is at 0 is not in the dictionary."""
+    counts[tenant] = counts.get(tenant, 0) + number
+    if not counts[tenant]:
+        del counts[tenant]
+
+
 class Fair(Policy):
     """One class per tenant."""
 
@@ -70,6 +83,10 @@ class Fair(Policy):
         """Weighted tokens, without the present rows."""
         self._rows: dict[Lane, dict[str, _Rows]] = {}
         self._num_live: dict[str, int] = {}
+        self._num_seated: dict[str, int] = {}
+        self._total_seated = 0
+        self._total_weight = Fraction(0)
+        """Of the tenants in `_num_live`; exact, so it does not depend on the order in which they came."""
         self._last = ""
         """The tenant that was admitted last: with nobody waiting, newcomers are lifted to it."""
         self._limit = MIN_REMEMBERED
@@ -91,7 +108,25 @@ class Fair(Policy):
         return self.counter(tenant) + num_tokens_ahead / self._weight(tenant)
 
     def precedence(self, request: Request) -> tuple[float, int]:
-        return self.counter(request.submission.tenant), request.arrival
+        tenant = request.submission.tenant
+        return -1.0 if self._wants_little(tenant) else self.counter(tenant), request.arrival
+
+    def claims_seat(self, request: Request) -> bool:
+        tenant = request.submission.tenant
+        return tenant not in self._num_seated or self._wants_little(tenant)
+
+    def yields_to(self, seat: "Seat", request: Request, num_leaving: int) -> bool:
+        tenant = seat.request.submission.tenant
+        is_above = self._num_seated[tenant] - num_leaving > max(1.0, self._share(tenant))
+        return is_above and self.counter(tenant) >= self.counter(request.submission.tenant)
+
+    def _wants_little(self, tenant: str) -> bool:
+        """Whether the requests of the tenant, running and waiting, are no more than its share of the seats."""
+        return self._num_live[tenant] <= self._share(tenant)
+
+    def _share(self, tenant: str) -> float:
+        """The tenant's part of the seats that are taken, by its weight among the tenants that want any."""
+        return self._total_seated * self._weight(tenant) / float(self._total_weight)
 
     # ------------------------------------------------------------ what happens
 
@@ -106,6 +141,10 @@ class Fair(Policy):
         self._last = request.submission.tenant
         self._charge(self._last, num_tokens / self._weight(self._last))
 
+    def on_seated(self, seat: "Seat") -> None:
+        _add(self._num_seated, seat.request.submission.tenant, 1)
+        self._total_seated += 1
+
     def on_decoding(self, seat: "Seat") -> None:
         tenants = self._rows.setdefault(seat.lane, {})
         rows = tenants.setdefault(seat.request.submission.tenant, _Rows())
@@ -114,6 +153,10 @@ class Fair(Policy):
 
     def on_left(self, seat: "Seat", num_yielded: int) -> None:
         tenant = seat.request.submission.tenant
+        _add(self._num_seated, tenant, -1)
+        self._total_seated -= 1
+        if not seat.first:
+            return
         tenants = self._rows[seat.lane]
         rows = tenants[tenant]
         rows.num_rows -= 1
@@ -130,13 +173,15 @@ class Fair(Policy):
 
     def on_live(self, request: Request) -> None:
         tenant = request.submission.tenant
-        self._num_live[tenant] = self._num_live.get(tenant, 0) + 1
+        if tenant not in self._num_live:
+            self._total_weight += Fraction(self._weight(tenant))
+        _add(self._num_live, tenant, 1)
 
     def on_ended(self, request: Request) -> None:
         tenant = request.submission.tenant
-        self._num_live[tenant] -= 1
-        if not self._num_live[tenant]:
-            del self._num_live[tenant]
+        _add(self._num_live, tenant, -1)
+        if tenant not in self._num_live:
+            self._total_weight -= Fraction(self._weight(tenant))
 
     # ------------------------------------------------------------ what it remembers
 
