@@ -36,6 +36,7 @@ def shared_environment(
         "HOME": settings.home.expanduser(),
         "MODEL": model,
         "SERVED_MODEL_NAME": served_name,
+        "RECORD": settings.record and settings.record.expanduser().absolute(),
         "MAX_MODEL_LEN": settings.max_model_len or context_length(model),
     }
     given = {f"PAGEWIRE_{name}": str(value) for name, value in options.items() if value is not None}

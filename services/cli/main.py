@@ -242,6 +242,15 @@ def simulate(
     run(settings, load, as_json=as_json, plots=plots)
 
 
+@app.command()
+@reports_errors
+def replay(folder: Annotated[Path, typer.Argument(help="Folder that `pagewire up --record` wrote.")]) -> None:
+    """Derive all recorded plans again. Exit code 0: byte-identical; 1: the first difference is shown."""
+    from services.cli.replay import run
+
+    raise typer.Exit(run(folder))
+
+
 def _server_url(url: str | None, state_dir: Path | None) -> str:
     """The given server, else the one whose `pagewire up` runs on this machine, else the default address."""
     if url:

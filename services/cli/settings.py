@@ -124,6 +124,11 @@ class Settings(BaseSettings):
         forward=True,
         pattern=r"^[A-Za-z0-9-]*$",
     )
+    record: Path | None = option(
+        None,
+        "Record all that the scheduler is told and decides into this folder, for `pagewire replay`; prompts included.",
+        shown="off",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = option(
         "info", "debug, info, warning or error.", forward=True
     )

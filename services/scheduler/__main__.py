@@ -38,8 +38,12 @@ def main() -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    try:
+        service = SchedulerService(settings, lease)
+    except ConfigError as error:
+        print(f"pagewire scheduler: {error}", file=sys.stderr)
+        return 2
     keeper = LeaseKeeper(settings.redis_url, keys, lease, ttl_s=settings.lease_ttl_s).start()
-    service = SchedulerService(settings, lease)
     try:
         service.run(stop, lambda leads: keeper.update(state=WorkerState.READY if leads else WorkerState.LOADING))
     finally:

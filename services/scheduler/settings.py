@@ -58,6 +58,13 @@ class Settings(BaseSettings):
     record_ttl_s: int = Field(3600, ge=1)
     """How long the record of an ended request stays readable."""
 
+    record: str = ""
+    """Folder into which everything that a replay needs is recorded; empty: nothing is."""
+    record_file_bytes: int = Field(64 * 1024 * 1024, ge=4096)
+    """A recording's file that is larger is followed by the next."""
+    record_bytes: int = Field(4 * 1024 * 1024 * 1024, ge=4096)
+    """A recording's oldest files go while all are larger together."""
+
     lease_ttl_s: float = Field(2.0, ge=0.2)
     snapshot_interval_s: float = Field(0.8, gt=0, le=10)
     fold_interval_s: float = Field(5.0, gt=0, le=60)

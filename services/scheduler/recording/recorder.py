@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -24,7 +24,7 @@ from services.scheduler.core.ticks import TickOutcome
 from services.scheduler.recording.format import SUFFIX, Header, TickRecord, config_dict, ended_of, plan_bytes
 from services.scheduler.service import logs
 from shared.errors import ConfigError
-from shared.messages import IntakeMessage, LogMessage, Submission, Tick, encode
+from shared.messages import IntakeMessage, LogMessage, Submission, Submit, Tick, encode
 
 WRITE_INTERVAL_S = 0.1
 MAX_BACKLOG = 20_000
@@ -60,7 +60,7 @@ class _Seen:
                 tick=self.tick,
                 log=tuple(self.log),
                 intake=tuple(self.intake),
-                submissions=tuple(self.submissions.values()),
+                submissions=tuple(self._submissions()),
                 worker=planned.worker if planned else "",
                 incarnation=planned.incarnation if planned else 0,
                 plan=msgspec.Raw(plan_bytes(self.outcome)),
@@ -69,6 +69,12 @@ class _Seen:
                 ended=tuple(ended_of(finished) for finished in self.outcome.finished),
             )
         )
+
+    def _submissions(self) -> Iterator[Submission]:
+        """Those that the intake points to; a leader that takes over has more at hand."""
+        for message in self.intake:
+            if isinstance(message, Submit) and message.request_id in self.submissions:
+                yield self.submissions[message.request_id]
 
 
 class Recorder:
@@ -155,9 +161,7 @@ class Recorder:
     def _header(self, core: SchedulerCore, tick: int, now: float, cause: str) -> Header:
         snapshot = take_snapshot(core)
         submissions = tuple(request.submission for request in core.requests.values())
-        return Header(
-            self._pool, self._epoch, cause, tick, now, config_dict(core.config), snapshot, submissions
-        )
+        return Header(self._pool, self._epoch, cause, tick, now, config_dict(core.config), snapshot, submissions)
 
     def close(self) -> None:
         """Write what is committed, and end."""

@@ -54,7 +54,9 @@ def restore_core(header: Header, path: object) -> SchedulerCore:
         raise RecordingError(f"{path}: {error}; replay it with the version that recorded it") from error
 
 
-def replay_file(file: RecordedFile, before: Callable[[SchedulerCore, TickRecord], None] | None = None) -> Iterator[Step]:
+def replay_file(
+    file: RecordedFile, before: Callable[[SchedulerCore, TickRecord], None] | None = None
+) -> Iterator[Step]:
     """Apply a file's ticks one after the other; `before` looks at the core ahead of each.
 
     Raises:

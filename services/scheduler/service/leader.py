@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import redis
 
 from services.scheduler.core.ticks import TickOutcome, apply_tick
+from services.scheduler.recording.recorder import Recorder
 from services.scheduler.service.chores import Every, pool_stats, publish_stats
 from services.scheduler.service.committer import Committer, tick_operations
 from services.scheduler.service.folder import Folder
@@ -93,6 +94,7 @@ class LeaderParts:
     """Intake messages from before the position that concern its requests (after a cold start)."""
     old_streams: list[Incarnation]
     """Plan streams that earlier leaders may have left."""
+    recorder: Recorder | None = None
 
 
 class Leader:
@@ -103,6 +105,7 @@ class Leader:
         self._client, self._keys, self._settings = parts.client, parts.keys, settings
         self._leadership, self._position, self._inbox = parts.leadership, parts.position, parts.inbox
         self._committer, self._workers, self._limits = parts.committer, parts.workers, parts.limits
+        self._recorder = parts.recorder
         self._wall, self._clock = wall, clock
         self._inputs = _Inputs(intake=parts.backlog)
         self._folder = Folder()
@@ -301,6 +304,8 @@ class Leader:
             operations = tick_operations(self._keys, tick, outcome, record_ttl_s=self._settings.record_ttl_s)
             ticks.append(_Written(tick.number, operations))
             self._is_unsaved = True
+            if self._recorder is not None:
+                self._recorder.on_tick(position.core, tick, log, intake, submissions, outcome)
         return outcome
 
     # ------------------------------------------------------------ saving
@@ -325,6 +330,8 @@ class Leader:
 
     def _commit(self) -> None:
         self._committer.flush()
+        if self._recorder is not None:
+            self._recorder.on_commit()
         if self._saving is not None:
             self._trimmer.on_saved(self._saving)
             self._trimmer.on_folded(self._folded_to)

@@ -16,6 +16,7 @@ import redis
 
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.ticks import TickOutcome, apply_tick
+from services.scheduler.recording.recorder import Recorder
 from services.scheduler.service import logs
 from services.scheduler.service.inbox import decode_intake, decode_log
 from services.scheduler.service.position import Position, Snapshot
@@ -45,8 +46,16 @@ class CommittedTick:
     payload: bytes
 
 
-def replay(client: redis.Redis, keys: Keys, snapshot: Snapshot, config: SchedulerConfig, fence: FenceState) -> Position:
-    """The position at the last committed tick.
+def replay(
+    client: redis.Redis,
+    keys: Keys,
+    snapshot: Snapshot,
+    config: SchedulerConfig,
+    fence: FenceState,
+    recorder: Recorder | None = None,
+) -> Position:
+    """The position at the last committed tick. What an earlier leader committed is recorded here once more, because it
+    may have died before it had written it.
 
     Raises:
         ReplayFailed: a tick is missing or leads to something else.
@@ -56,6 +65,8 @@ def replay(client: redis.Redis, keys: Keys, snapshot: Snapshot, config: Schedule
     """
     submissions = read_submissions(client, keys, snapshot.request_ids())
     position = snapshot.restore(config, submissions)
+    if recorder is not None:
+        recorder.begin(position.core, epoch=fence.epoch, tick=position.tick, now=position.now, cause="takeover")
     log = list(scan(client, keys.steps, after=snapshot.log_id))
     ticks = _committed_ticks(client, keys, position, log, fence)
     log_messages = deque(_readable(log, decode_log))
@@ -69,8 +80,12 @@ def replay(client: redis.Redis, keys: Keys, snapshot: Snapshot, config: Schedule
         except Exception as error:  # whatever a core does that is not in the state it claims
             raise ReplayFailed(f"tick {tick.number} cannot be applied: {error!r}") from error
         _compare(committed, outcome)
+        if recorder is not None:
+            recorder.on_tick(position.core, tick, news, arrived, submissions, outcome)
         position.tick, position.now = tick.number, tick.now
         position.intake_id, position.log_id = tick.intake_id, tick.log_id
+    if recorder is not None:
+        recorder.on_commit()
     logs.info("ticks_replayed", snapshot_tick=snapshot.tick, num_ticks=len(ticks), tick=position.tick)
     return position
 

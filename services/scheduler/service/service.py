@@ -4,10 +4,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.snapshot import UnusableSnapshot
+from services.scheduler.recording.recorder import Recorder, RecorderLimits
 from services.scheduler.service import logs
 from services.scheduler.service.cold_start import fence_all, rebuild
 from services.scheduler.service.committer import Committer, PlanRefused
@@ -60,6 +62,7 @@ class SchedulerService:
         self._client = connect(settings.redis_url)
         self._reader = open_channel_blocking(settings.redis_url, block_s=MAX_BLOCK_S)
         self._writer = open_channel(settings.redis_url)
+        self._recorder = _recorder(settings)
         self._leadership = Leadership(settings.redis_url, self._keys, lease, ttl_s=settings.lease_ttl_s)
 
     def run(self, stop: threading.Event, on_leading: Callable[[bool], None] = lambda leading: None) -> None:
@@ -80,11 +83,16 @@ class SchedulerService:
                 stop.wait(BACKOFF_S[-1])
             finally:
                 on_leading(False)
+                if self._recorder is not None:
+                    self._recorder.discard()
                 self._leadership.resign()
 
     def close(self) -> None:
         """Drop leadership without giving the lease back, and all connections."""
         self._leadership.close()
+        if self._recorder is not None:
+            self._recorder.discard()
+            self._recorder.close()
         self._client.close()
         self._reader.close()
         self._writer.close()
@@ -153,6 +161,7 @@ class SchedulerService:
             limits=LimitsWriter(keys, self._settings, base_requests=base_requests, base_tokens=base_tokens),
             backlog=start.backlog,
             old_streams=old_streams(self._fence(), lanes),
+            recorder=self._recorder,
         )
         return Leader(parts, wall=self._wall, clock=self._clock)
 
@@ -161,7 +170,7 @@ class SchedulerService:
         if snapshot is None or self._must_start_cold:
             return None
         try:
-            position = replay(self._client, self._keys, snapshot, config, self._fence())
+            position = replay(self._client, self._keys, snapshot, config, self._fence(), self._recorder)
         except (ReplayFailed, UnusableSnapshot, ProtocolError) as error:
             logs.warning("snapshot_unusable", reason=str(error))
             return None
@@ -172,6 +181,11 @@ class SchedulerService:
         holders = fence_all(self._client, self._keys, fence, epoch=fence.epoch)
         cold = rebuild(self._client, self._keys, config, tick=fence.tick, now=self._wall())
         self._must_start_cold = False
+        if self._recorder is not None:
+            position = cold.position
+            self._recorder.begin(
+                position.core, epoch=fence.epoch, tick=position.tick, now=position.now, cause="cold_start"
+            )
         return _Start(cold.position, cold.intake, holders)
 
     def _fence(self) -> FenceState:
@@ -201,6 +215,13 @@ class SchedulerService:
             if not known:
                 stop.wait(ACQUIRE_INTERVAL_S)
         return known
+
+
+def _recorder(settings: Settings) -> Recorder | None:
+    if not settings.record:
+        return None
+    limits = RecorderLimits(file=settings.record_file_bytes, folder=settings.record_bytes)
+    return Recorder(Path(settings.record), settings.pool, limits)
 
 
 def _model_len_of_first_worker(members: Mapping[str, Lease | None]) -> int:

@@ -1,0 +1,117 @@
+"""What a pool really did is recorded, and derived again byte for byte, though a worker and a scheduler were killed."""
+
+import stat
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from services.scheduler.recording.format import decode_plan
+from services.scheduler.recording.reader import open_recording
+from services.scheduler.recording.recorder import Recorder
+from services.scheduler.recording.verify import replay_file, verify
+from shared.messages import EventKind, WorkerFenced
+from shared.scripts import read_fence
+from tests.integration.scheduler.conftest import Pool, wait_for
+from tests.integration.scheduler.test_process import Process, started
+
+__all__ = ["started"]
+
+SPLIT_FILES = 200_000
+"""Bytes of a file, so that this run fills several."""
+
+
+@pytest.fixture
+def recorded(pool: Pool, started: Callable[..., Process], tmp_path: Path) -> Path:
+    """200 requests on two workers with little memory; one worker dies, and so does a scheduler, by kill -9."""
+    folder = tmp_path / "recording"
+    options = {"record": folder, "record_file_bytes": SPLIT_FILES, "lease_ttl_s": 0.4, "snapshot_interval_s": 0.3}
+    workers = [pool.worker("worker-0", num_blocks=40, step_s=0.001), pool.worker("worker-1", num_blocks=32)]
+    first = started("first", **options)
+    wait_for(lambda: read_fence(pool.client, pool.keys).epoch == 1 and first.has_said("worker_joined"))
+    prefix = [1 + position % 20 for position in range(9)]
+    pool.submit(120, max_prompt=30, max_tokens=60, prefix=prefix)
+    wait_for(lambda: len(workers[0].statuses) > 60)
+    workers[1].kill()
+    wait_for(lambda: len(workers[0].statuses) > 150)
+    first.process.kill()
+    second = started("second", **options)
+    pool.submit(80, max_prompt=30, max_tokens=60)
+    pool.worker("worker-1", num_blocks=32)
+    pool.wait_until_ended(120)
+    pool.check_texts()
+    second.process.terminate()
+    assert second.process.wait(20) == 0
+    assert second.has_said("ticks_replayed") and not second.has_said("cold_start")
+    return folder
+
+
+def test_a_recorded_run_with_preemptions_and_kills_replays_to_the_same_bytes(recorded: Path, pool: Pool) -> None:
+    files = open_recording(recorded)
+    causes = [file.header.cause for file in files]
+    assert causes[0] == "cold_start" and "takeover" in causes and "rotation" in causes
+    verdict = verify(files)
+    assert verdict.difference is None and not verdict.gaps
+    events = {}
+    fenced, requests = set(), set()
+    for file in files:
+        for step in replay_file(file):
+            record = step.record
+            requests |= {submission.request_id for submission in record.submissions}
+            fenced |= {(m.worker, m.incarnation) for m in record.log if isinstance(m, WorkerFenced)}
+            events.update({(record.tick.number, event.request_id): event for event in record.events})
+    kinds = [event.kind for event in events.values()]
+    assert len(requests) == 200 and kinds.count(EventKind.FINISHED) == 200
+    assert kinds.count(EventKind.PREEMPTED) > 0, "nobody was preempted"
+    assert ("worker-1", 1) in fenced, "no worker died"
+    assert str(verdict) == f"{verdict.num_ticks} ticks, {verdict.num_plans} plans: byte-identical"
+    assert verdict.num_plans > 100
+    _judge_files(recorded)
+    _judge_alteration(recorded)
+
+
+def _judge_files(folder: Path) -> None:
+    """Only their owner reads them, and so does anybody's msgpack."""
+    for path in folder.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        with path.open("rb") as stream:
+            tags = [message[0] for message in msgpack.Unpacker(stream, max_buffer_size=2**30)]
+        assert tags[0] == "recording/1" and set(tags[1:]) == {"recorded-tick/1"}
+
+
+def _judge_alteration(folder: Path) -> None:
+    """One byte of one plan is another: the tick and the field are named."""
+    file = next(file for file in open_recording(folder) if file.header.cause == "takeover")
+    found = [(step.record, plan) for step in replay_file(file) if (plan := decode_plan(step.record)) and plan.blocks]
+    record, plan = found[3]
+    data, payload = file.path.read_bytes(), bytes(record.plan)
+    at = data.index(payload) + payload.index(plan.blocks) + 4
+    file.path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    difference = verify(open_recording(folder)).difference
+    assert difference is not None
+    assert (difference.tick, difference.field) == (record.tick.number, "plan.blocks")
+    file.path.write_bytes(data)
+
+
+def test_recording_costs_the_leader_little(pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook only hands over; encoding and writing are another thread's."""
+    spent = []
+    on_tick = Recorder.on_tick
+
+    def timed(self: Recorder, *given: Any) -> None:
+        began = time.thread_time()
+        on_tick(self, *given)
+        spent.append(time.thread_time() - began)
+
+    monkeypatch.setattr(Recorder, "on_tick", timed)
+    pool.worker()
+    leader = pool.scheduler(record=str(tmp_path / "recording")).take_over()
+    pool.submit(20, max_tokens=60)
+    while not all(pool.has_ended(request_id) for request_id in pool.submissions):
+        leader.turn(0.05)
+    assert len(spent) > 50
+    assert statistics.median(spent) < 20e-6
