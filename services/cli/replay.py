@@ -16,6 +16,8 @@ def run(folder: Path) -> int:
     verdict = verify(open_recording(folder))
     for first, last in verdict.gaps:
         print(f"gap: ticks {first} to {last} are not recorded", file=sys.stderr)
+    if verdict.lost_from:
+        print(f"gap: ticks from {verdict.lost_from} on are not recorded", file=sys.stderr)
     for name in verdict.cut:
         print(f"{name} ends within a message, as if its process was killed", file=sys.stderr)
     print(verdict)

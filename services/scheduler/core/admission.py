@@ -55,6 +55,8 @@ def admit(core: "SchedulerCore", lane: Lane, draft: PlanDraft, budget: int, *, l
         return budget
     trial = _place(core, lane, budget, limit)
     for request, hits, source, num_passed in trial.placed:
+        if not budget:
+            break  # somebody before computes more than was reckoned, because hits were evicted for this very plan
         core.waiting.remove(request)
         is_fresh = not request.has_begun
         core.leave_queue(request)

@@ -4,6 +4,7 @@
     TickRecord    tick n + 1: what it was told, what it decided
     TickRecord    tick n + 2
     …
+    Loss          if ticks behind the last one could not be recorded
 
 Every file stands by itself: it begins with the whole state. A new one begins with every leader, after a gap, and when
 the last one is large. A leader that takes over records the ticks that it replays from Redis too, so files may overlap,
@@ -84,6 +85,14 @@ class TickRecord(Message, frozen=True, tag="recorded-tick/1"):
     events: tuple[RequestEvent, ...]
     cached: tuple[tuple[str, int], ...]
     ended: tuple[Ended, ...]
+
+
+class Loss(Message, frozen=True, tag="recorded-loss/1"):
+    """The last message of a file behind which ticks were lost."""
+
+    tick: int
+    """The first of them."""
+    reason: str
 
 
 def config_of(header: Header) -> SchedulerConfig:

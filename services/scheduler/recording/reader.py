@@ -8,10 +8,10 @@ from pathlib import Path
 import msgpack
 import msgspec
 
-from services.scheduler.recording.format import SUFFIX, Header, RecordingError, TickRecord
+from services.scheduler.recording.format import SUFFIX, Header, Loss, RecordingError, TickRecord
 
 _headers = msgspec.msgpack.Decoder(Header)
-_records = msgspec.msgpack.Decoder(TickRecord)
+_records: msgspec.msgpack.Decoder[TickRecord | Loss] = msgspec.msgpack.Decoder(TickRecord | Loss)
 
 
 class _Cut(Exception):
@@ -30,6 +30,8 @@ class RecordedFile:
     header: Header
     is_cut: bool = False
     """After its ticks were read: it ends within a message, as that of a killed process may."""
+    lost_from: int = 0
+    """After its ticks were read: the first of those behind it that could not be recorded; 0: none."""
 
     def ticks(self) -> Iterator[TickRecord]:
         """In order.
@@ -42,18 +44,22 @@ class RecordedFile:
         try:
             next(messages)
             for number, (offset, message) in enumerate(messages, self.header.tick + 1):
-                yield self._tick(number, offset, message)
+                record = self._record(number, offset, message)
+                if isinstance(record, Loss):
+                    self.lost_from = record.tick
+                    return
+                yield record
         except _Cut:
             self.is_cut = True
         except _Damage as error:
             raise RecordingError(f"{self.path}: damaged behind tick {number}, {error}") from error
 
-    def _tick(self, number: int, offset: int, message: memoryview) -> TickRecord:
+    def _record(self, number: int, offset: int, message: memoryview) -> TickRecord | Loss:
         try:
             record = _records.decode(message)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise RecordingError(f"{self.path}: tick {number} is damaged, byte {offset}: {error}") from error
-        if record.tick.number != number:
+        if isinstance(record, TickRecord) and record.tick.number != number:
             raise RecordingError(f"{self.path}: byte {offset} has tick {record.tick.number} instead of {number}")
         return record
 

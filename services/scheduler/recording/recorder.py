@@ -3,6 +3,9 @@
     on_tick ──▶ pending ──on_commit──▶ queue ──▶ thread: encode, write
                    └──discard──▶ ∅  (another leader: never committed)
 
+A leader that is killed may leave ticks unwritten. Its successor replays those after the snapshot, and records them; so
+the thread is woken for every snapshot, and what can be missing is a tick or two right before it, which is a gap too.
+
 The leader waits for nothing. If the thread falls behind too far, or the disk refuses, ticks are lost: the next file
 says that there is a gap, and begins with the whole state again.
 """
@@ -21,7 +24,7 @@ import msgspec
 from services.scheduler.core.scheduler import SchedulerCore
 from services.scheduler.core.snapshot import take_snapshot
 from services.scheduler.core.ticks import TickOutcome
-from services.scheduler.recording.format import SUFFIX, Header, TickRecord, config_dict, ended_of, plan_bytes
+from services.scheduler.recording.format import SUFFIX, Header, Loss, TickRecord, config_dict, ended_of, plan_bytes
 from services.scheduler.service import logs
 from shared.errors import ConfigError
 from shared.messages import IntakeMessage, LogMessage, Submission, Submit, Tick, encode
@@ -98,8 +101,8 @@ class Recorder:
         self._folder, self._pool, self._wall, self._interval_s = folder, pool, wall, interval_s
         self._limits = limits or RecorderLimits()
         self._epoch = 0
-        self._pending: list[Header | _Seen] = []
-        self._queue: deque[Header | _Seen] = deque()
+        self._pending: list[Header | _Seen | Loss] = []
+        self._queue: deque[Header | _Seen | Loss] = deque()
         self._is_losing = False
         self._cause = ""
         """Why the thread wants a new file; only it sets this, only the leader clears it."""
@@ -107,7 +110,8 @@ class Recorder:
         self._file: BinaryIO | None = None
         self._size = 0
         _check_folder(folder)
-        self._end = threading.Event()
+        self._wake = threading.Event()
+        self._is_over = False
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
@@ -135,6 +139,7 @@ class Recorder:
         if len(self._queue) > MAX_BACKLOG:
             self._is_losing = True
             self.num_lost += 1
+            self._pending.append(Loss(tick.number, "backlog"))
             logs.warning("recording_gap", first_tick=tick.number, reason="backlog")
             return
         self._pending.append(_Seen(tick, log, intake, submissions, outcome))
@@ -142,11 +147,13 @@ class Recorder:
             cause, self._cause = self._cause, ""
             self._pending.append(self._header(core, tick.number, tick.now, cause))
 
-    def on_commit(self) -> None:
-        """All ticks so far are committed."""
+    def on_commit(self, *, hurry: bool = False) -> None:
+        """All ticks so far are committed. `hurry` if a snapshot is among them: a successor records from there on."""
         if self._pending:
             self._queue.extend(self._pending)
             self._pending.clear()
+        if hurry:
+            self._wake.set()
 
     def discard(self) -> None:
         """The ticks since the last commit will never be committed."""
@@ -165,13 +172,16 @@ class Recorder:
 
     def close(self) -> None:
         """Write what is committed, and end."""
-        self._end.set()
+        self._is_over = True
+        self._wake.set()
         self._thread.join()
 
     # ------------------------------------------------------------ the thread
 
     def _run(self) -> None:
-        while not self._end.wait(self._interval_s):
+        while not self._is_over:
+            self._wake.wait(self._interval_s)
+            self._wake.clear()
             self._write()
         self._write()
         self._close_file()
@@ -186,8 +196,8 @@ class Recorder:
                 batch = []
                 self._open(item)
             elif self._file is not None:
-                batch.append(item.encoded())
-            else:
+                batch.append(encode(item) if isinstance(item, Loss) else item.encoded())
+            elif isinstance(item, _Seen):
                 self.num_lost += 1
         self._append(batch)
         if self._size > self._limits.file and not self._cause:

@@ -31,6 +31,8 @@ class Verdict:
     num_files: int = 0
     gaps: list[tuple[int, int]] = field(default_factory=list)
     """(first, last) ticks that are in no file."""
+    lost_from: int = 0
+    """The first of the ticks behind the last file that could not be recorded; 0: none."""
     cut: list[str] = field(default_factory=list)
     """Files that end within a message."""
     difference: Difference | None = None
@@ -98,6 +100,7 @@ def verify(files: list[RecordedFile]) -> Verdict:
                 verdict.num_ticks += 1
                 verdict.num_plans += step.record.plan != NO_PLAN
                 last, last_now = number, step.record.tick.now
+        verdict.lost_from = file.lost_from
         if file.is_cut:
             verdict.cut.append(file.path.name)
     return verdict

@@ -331,7 +331,7 @@ class Leader:
     def _commit(self) -> None:
         self._committer.flush()
         if self._recorder is not None:
-            self._recorder.on_commit()
+            self._recorder.on_commit(hurry=self._saving is not None)
         if self._saving is not None:
             self._trimmer.on_saved(self._saving)
             self._trimmer.on_folded(self._folded_to)

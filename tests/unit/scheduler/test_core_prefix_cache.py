@@ -371,3 +371,24 @@ def test_a_full_cache_is_restored_exactly() -> None:
     core.check_integrity()
     assert take_snapshot(core) == data
     assert len(core.lanes["w"].pool.cache) > 10
+
+
+def test_a_request_that_finds_its_hits_evicted_leaves_no_empty_chunk_to_the_next() -> None:
+    """Three requests are placed in one plan by what is cached. The blocks of the first evict what the second would hit,
+    so that the second computes more than was reckoned and uses up the budget: the third must wait for the next plan. It
+    was admitted with a chunk of no tokens, which no worker can carry out."""
+    world = World(SchedulerConfig(max_model_len=64, block_size=4, max_num_seqs=4, max_num_batched_tokens=16))
+    world.join("w", 16)
+    prefix = [5, 6, 7, 8, 9, 10, 11, 12]
+    world.submit(make_submission("first", [*prefix, 1], max_tokens=1))
+    world.settle()
+    world.submit(make_submission("filler", [3] * 51, max_tokens=1))
+    world.settle()
+    for name, prompt in (("a", [13] * 13), ("b", [*prefix, 2]), ("c", [14] * 5)):
+        world.submit(make_submission(name, prompt, max_tokens=1))
+    world.turn()
+    plan = world.workers["w"].inbox[0]
+    assert [new.request_id for new in plan.added] == ["a", "b"]
+    assert plan.added[1].num_computed_tokens == 0, "its hits were not evicted"
+    assert plan.chunks == ((plan.added[0].row, 13), (plan.added[1].row, 3))
+    world.settle()
