@@ -74,6 +74,11 @@ class Keys:
         return self._key("snapshot")
 
     @property
+    def overview(self) -> str:
+        """String with TTL: `PoolOverview`."""
+        return self._key("overview")
+
+    @property
     def stats(self) -> str:
         """String with TTL: `PoolStats`."""
         return self._key("stats")

@@ -364,6 +364,16 @@ class Lease(Message, frozen=True, tag=_tag("lease")):
     block_bytes: int = 0
 
 
+class QueueTimes(Part, frozen=True):
+    """How long requests of one class waited from their arrival at a gateway to their first admission."""
+
+    priority: str
+    """`high` (below 0), `normal` or `low` (above 0)."""
+    counts: tuple[int, ...]
+    """By `shared.histogram.QUEUE_TIME_BOUNDS_S`."""
+    total_s: float
+
+
 class PoolStats(Message, frozen=True, tag=_tag("stats")):
     """The leader's gauges and counters, refreshed with its lease."""
 
@@ -386,6 +396,77 @@ class PoolStats(Message, frozen=True, tag=_tag("stats")):
     """Tokens that requests had at their admissions."""
     prefix_cache_hits: int = 0
     """Those of them that were cached."""
+    num_requests_swapped: int = 0
+    """Waiting with their KV in a worker's host pool."""
+    waiting_by_reason: tuple[tuple[str, int], ...] = ()
+    """(reason of `diagnostics`, waiting requests); those beyond the first 100 count as `behind`."""
+    oldest_wait_s: float = 0.0
+    """Since the arrival of the waiting request that came first."""
+    num_cpu_blocks: int = 0
+    """Of all workers' host pools."""
+    num_free_cpu_blocks: int = 0
+    """Those that hold nothing."""
+    num_handovers: int = 0
+    """Requests that left a draining worker for another one."""
+    num_requeues: int = 0
+    """Requests whose worker died under them."""
+    num_forks: int = 0
+    """Choices that began with a sibling's prompt."""
+    num_forked_blocks: int = 0
+    """Blocks that they shared at that time."""
+    queue_times: tuple[QueueTimes, ...] = ()
+
+
+class WorkerOverview(Part, frozen=True):
+    """One worker incarnation, for people."""
+
+    worker: str
+    incarnation: int
+    is_draining: bool
+    num_running: int
+    """Rows in use."""
+    num_prefilling: int
+    max_running: int
+    num_plans_in_flight: int
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_quarantined_blocks: int
+    prefilled_tokens_per_s: float
+    """Computed over the last interval; so is the next."""
+    generated_tokens_per_s: float
+    block_map: str
+    """One sign per cell: `#` in use, `+` kept for prefix hits, `.` free. Of a large pool it shows every k-th block."""
+    num_cpu_blocks: int = 0
+    num_free_cpu_blocks: int = 0
+
+
+class RequestOverview(Part, frozen=True):
+    """One live request, for people. `reason` and `detail` say why it waits."""
+
+    request_id: str
+    state: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_preemptions: int
+    age_s: float
+    """Since its arrival at a gateway."""
+    worker: str = ""
+    row: int = -1
+    reason: str = ""
+    detail: str = ""
+
+
+class PoolOverview(Message, frozen=True, tag=_tag("overview")):
+    """The pool at one moment, for people (`pagewire top`); refreshed with the stats. Its size is bounded."""
+
+    at: float
+    """Unix time, seconds."""
+    workers: tuple[WorkerOverview, ...] = ()
+    running: tuple[RequestOverview, ...] = ()
+    """At most the first 100, by arrival."""
+    waiting: tuple[RequestOverview, ...] = ()
+    """At most the first 100, in their order."""
 
 
 # ---------------------------------------------------------------- codec

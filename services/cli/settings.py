@@ -129,6 +129,13 @@ class Settings(BaseSettings):
         "Record all that the scheduler is told and decides into this folder, for `pagewire replay`; prompts included.",
         shown="off",
     )
+    metrics_prefix: str | None = option(
+        None,
+        "What the names of metrics begin with; vllm: makes dashboards for vLLM work.",
+        shown="pagewire:",
+        forward=True,
+        pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = option(
         "info", "debug, info, warning or error.", forward=True
     )

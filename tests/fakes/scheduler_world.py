@@ -462,6 +462,8 @@ class World:
                 is_able = (
                     passed.most_blocks(self.config.block_size) <= room and passed.submission.group not in computing
                 )
+                if self.core.lanes[worker].draining:  # it takes back only what ran before
+                    is_able = is_able and passed.request_id in self.admissions
                 if passed in added or not is_able or not self._are_compared(passed, request):
                     continue
                 assert passed.request_id not in self.admissions, "one that ran before was passed over"

@@ -92,7 +92,8 @@ class Generation:
                 self.cause = "refused"
             self._close()
             raise
-        self.engine.metrics.prompt_tokens.inc(self.num_prompt_tokens)
+        for prompt in self._prompts:
+            self.engine.metrics.accepted(prompt.num_tokens, prompt.max_tokens, prompt.num_choices)
         return self
 
     async def __aexit__(
@@ -221,6 +222,7 @@ class Generation:
         metrics = self.engine.metrics
         if sequence.last_token_at is None:
             metrics.time_to_first_token.observe(now - self.started_at)
+            sequence.first_token_at = now
         else:
             metrics.observe_tokens(new, now - sequence.last_token_at)
         metrics.generation_tokens.inc(new)
@@ -237,7 +239,10 @@ class Generation:
         sequence.is_done = True
         self.engine.reader.untrack(sequence.channel)
         self.engine.metrics.finished(reason)
-        self.engine.metrics.e2e_request_latency.observe(time.monotonic() - self.started_at)
+        seconds = time.monotonic() - self.started_at
+        self.engine.metrics.completed(sequence.num_tokens, seconds, sequence.decode_s)
+        if sequence is sequence.prompt.sequences[0]:
+            self.engine.metrics.cached_tokens.inc(sequence.channel.num_cached_tokens)
 
     def _fail(self, sequence: RunningSequence, ending: Ending) -> None:
         request_id = sequence.submission.request_id

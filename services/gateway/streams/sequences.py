@@ -49,6 +49,10 @@ class Prompt:
         return self.sequences[0].submission.params.num_hypotheses if self.is_withheld else len(self.sequences)
 
     @property
+    def max_tokens(self) -> int:
+        return self.sequences[0].submission.params.max_tokens
+
+    @property
     def num_tokens(self) -> int:
         return len(self.sequences[0].submission.prompt_tokens) // 4
 
@@ -68,9 +72,16 @@ class RunningSequence:
     channel: TokenChannel
     output: OutputStream
     num_tokens: int = 0
+    first_token_at: float | None = None
+    """`time.monotonic()`; so is the next."""
     last_token_at: float | None = None
     is_stopped: bool = False
     is_done: bool = False
+
+    @property
+    def decode_s(self) -> float:
+        """From its first token to its last one."""
+        return (self.last_token_at or 0.0) - (self.first_token_at or 0.0)
 
     @property
     def is_beam_search(self) -> bool:

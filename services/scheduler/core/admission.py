@@ -71,6 +71,7 @@ def admit(core: "SchedulerCore", lane: Lane, draft: PlanDraft, budget: int, *, l
             seat = forks.fork(lane, draft, request, source)
             _count_fork(core, seat)
         if is_fresh:
+            core.newly_admitted.append((request.submission.priority, max(0.0, core.now - request.submission.created)))
             core.policy.on_admitted(request, seat.known - seat.computed)
         budget = lane.prefill_chunk(draft, seat, budget)
     if trial.first_target is lane:

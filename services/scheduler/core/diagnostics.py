@@ -1,9 +1,11 @@
 """Why does this request wait?"""
 
+from collections import Counter
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from services.scheduler.core.admission import may_be_passed
+from services.scheduler.core.admission import MAX_PASSED, may_be_passed
 from services.scheduler.core.forks import must_wait
 from services.scheduler.core.placement import Placement, blocks_to_admit
 from services.scheduler.core.request import Request, RequestState
@@ -29,17 +31,37 @@ class Diagnosis:
 
 def diagnose(core: "SchedulerCore") -> list[Diagnosis]:
     """All live requests: running ones by arrival, then waiting ones in their order."""
-    running = [request for request in core.requests.values() if request.seat is not None]
-    found = [_describe(core, request) for request in sorted(running, key=lambda request: request.arrival)]
+    return diagnose_running(core, len(core.requests)) + diagnose_waiting(core, len(core.requests))
+
+
+def diagnose_running(core: "SchedulerCore", most_per_worker: int) -> list[Diagnosis]:
+    """Running requests, at most so many of each worker, by arrival."""
+    running = [seat.request for lane in core.lanes.values() for seat in islice(lane.seats.values(), most_per_worker)]
+    return [_describe(core, request) for request in sorted(running, key=lambda request: request.arrival)]
+
+
+def diagnose_waiting(core: "SchedulerCore", most: int) -> list[Diagnosis]:
+    """The first `most` waiting requests in their order."""
+    found: list[Diagnosis] = []
     placement = Placement(core.lanes.values(), core.config)
     before = ""
-    for request in core.waiting:
+    num_passed = 0
+    for request in islice(core.waiting, most):
         reason, detail = _why(core, placement, request, before)
         found.append(_describe(core, request, reason, detail))
-        lets_pass = reason in ("blocks", "rows") and may_be_passed(core, placement, request)
+        is_short = reason in ("blocks", "rows") and num_passed < MAX_PASSED
+        lets_pass = is_short and may_be_passed(core, placement, request)
+        num_passed += lets_pass
         if reason not in ("no_worker", "larger_worker", "sibling") and not lets_pass:
             before = before or request.request_id
     return found
+
+
+def count_by_reason(waiting: list[Diagnosis], num_waiting: int) -> list[tuple[str, int]]:
+    """(reason, requests) of all that wait; those that `waiting` leaves out stand behind it."""
+    counts = Counter(diagnosis.reason for diagnosis in waiting)
+    counts["behind"] += num_waiting - len(waiting)
+    return sorted((reason, count) for reason, count in counts.items() if count)
 
 
 def _describe(core: "SchedulerCore", request: Request, reason: str = "", detail: str = "") -> Diagnosis:

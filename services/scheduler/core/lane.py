@@ -67,6 +67,9 @@ class Lane:
         """Their other rows that the worker knows."""
         self.history = TokenHistory(config.max_num_seqs, base=1)
         self.rates = Rates()
+        self.num_prefilled = 0
+        """Tokens computed in chunks so far; with the next a gauge for people, so not in the snapshot."""
+        self.num_generated = 0
 
     # ------------------------------------------------------------ what it can take
 
@@ -166,6 +169,7 @@ class Lane:
         """Schedule as much of the seat's known tokens as `budget` allows; the budget that is left."""
         num_scheduled = min(seat.known - seat.computed, budget)
         seat.computed += num_scheduled
+        self.num_prefilled += num_scheduled
         draft.chunks.append((seat.row, num_scheduled))
         draft.reached.append((seat.row, seat.computed))
         if seat.computed == seat.known:
@@ -256,6 +260,7 @@ class Lane:
         """Take the result of the oldest plan in flight; the live requests that it ends, with their whole output."""
         plan = self.in_flight.popleft()
         self.answered = result.step_id
+        self.num_generated += plan.num_yields
         self.history.append(result.tokens)
         if result.logprobs:
             logprobs.note(self.seats, result)

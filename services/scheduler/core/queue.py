@@ -82,6 +82,11 @@ class WaitingQueue:
             else:
                 heapreplace(heap, self._entry(walk, oldest))
 
+    def oldest(self) -> Request | None:
+        """The one that arrived first."""
+        heads = (requests[0] for c in self._classes.values() for requests in (c.begun, c.fresh) if requests)
+        return min(heads, key=_arrival, default=None)
+
     def begun(self) -> Iterator[Request]:
         """Those that ran before, class by class. The queue must not change meanwhile."""
         for requests in self._classes.values():

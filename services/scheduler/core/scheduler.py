@@ -89,6 +89,8 @@ class SchedulerCore:
         self._finished: list[Finished] = []
         self.newly_cached: list[tuple[str, int]] = []
         """For `take_cached`."""
+        self.newly_admitted: list[tuple[int, float]] = []
+        """For `take_waits`."""
 
     # ------------------------------------------------------------ requests come and go
 
@@ -372,6 +374,11 @@ class SchedulerCore:
         """(request, cached prompt tokens) of those that were first admitted since the last call, if there were any."""
         cached, self.newly_cached = self.newly_cached, []
         return cached
+
+    def take_waits(self) -> list[tuple[int, float]]:
+        """(priority, seconds in queue) of those that were first admitted since the last call."""
+        waits, self.newly_admitted = self.newly_admitted, []
+        return waits
 
     # ------------------------------------------------------------ questions
 

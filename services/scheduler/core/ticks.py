@@ -32,6 +32,8 @@ class TickOutcome:
     finished: tuple[Finished, ...]
     cached: tuple[tuple[str, int], ...]
     """(request, cached prompt tokens) of first admissions with hits."""
+    waits: tuple[tuple[int, float], ...]
+    """(priority, seconds since its arrival at a gateway) of first admissions: for metrics."""
 
     @property
     def is_empty(self) -> bool:
@@ -65,6 +67,7 @@ def apply_tick(
         events=tuple(core.take_events()),
         finished=tuple(core.take_finished()),
         cached=tuple(core.take_cached()),
+        waits=tuple(core.take_waits()),
     )
 
 

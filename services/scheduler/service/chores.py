@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import redis
 
+from services.scheduler.core.diagnostics import Diagnosis, count_by_reason
 from services.scheduler.core.scheduler import SchedulerCore
 from shared.keys import Keys
-from shared.messages import PoolStats, encode
+from shared.messages import PoolOverview, PoolStats, QueueTimes, encode
 
 
 class Every:
@@ -34,9 +35,19 @@ class Every:
         return max(0.0, self._next - self._clock())
 
 
-def pool_stats(core: SchedulerCore, *, epoch: int, tick: int, num_poisoned: int) -> PoolStats:
-    """The core's gauges as peers see them."""
+def pool_stats(
+    core: SchedulerCore,
+    waiting: list[Diagnosis],
+    queue_times: tuple[QueueTimes, ...],
+    *,
+    epoch: int,
+    tick: int,
+    now: float,
+    num_poisoned: int,
+) -> PoolStats:
+    """The core's gauges as peers see them. `waiting` is what `diagnose_waiting` says, `now` unix time in seconds."""
     stats = core.stats()
+    oldest = core.waiting.oldest()
     return PoolStats(
         epoch=epoch,
         tick=tick,
@@ -52,9 +63,19 @@ def pool_stats(core: SchedulerCore, *, epoch: int, tick: int, num_poisoned: int)
         finished=stats.finished,
         prefix_cache_queries=stats.prefix_cache_queries,
         prefix_cache_hits=stats.prefix_cache_hits,
+        waiting_by_reason=tuple(count_by_reason(waiting, stats.num_waiting)),
+        oldest_wait_s=max(0.0, now - oldest.submission.created) if oldest is not None else 0.0,
+        num_handovers=stats.num_handovers,
+        num_requeues=stats.num_requeues,
+        num_forks=stats.num_forks,
+        num_forked_blocks=stats.num_forked_blocks,
+        queue_times=queue_times,
     )
 
 
-def publish_stats(client: redis.Redis, keys: Keys, stats: PoolStats, *, ttl_s: float) -> None:
-    """Refresh the pool's gauges; they lapse with the leader."""
-    client.set(keys.stats, encode(stats), px=int(ttl_s * 1000))
+def publish_stats(client: redis.Redis, keys: Keys, stats: PoolStats, overview: PoolOverview, *, ttl_s: float) -> None:
+    """Refresh the pool's gauges and its overview; they lapse with the leader."""
+    with client.pipeline(transaction=False) as pipe:
+        pipe.set(keys.stats, encode(stats), px=int(ttl_s * 1000))
+        pipe.set(keys.overview, encode(overview), px=int(ttl_s * 1000))
+        pipe.execute()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import redis
 
+from services.scheduler.core.diagnostics import diagnose_waiting
 from services.scheduler.core.ticks import TickOutcome, apply_tick
 from services.scheduler.recording.recorder import Recorder
 from services.scheduler.service.chores import Every, pool_stats, publish_stats
@@ -21,8 +22,10 @@ from services.scheduler.service.committer import Committer, tick_operations
 from services.scheduler.service.folder import Folder
 from services.scheduler.service.inbox import PAGE, Batch, Inbox
 from services.scheduler.service.leadership import Leadership
+from services.scheduler.service.overview import MOST_REQUESTS, OverviewMaker
 from services.scheduler.service.position import Position, snapshot_of
 from services.scheduler.service.queue_counts import LimitsWriter
+from services.scheduler.service.queue_times import QueueTimeCounts
 from services.scheduler.service.submissions import load_submissions
 from services.scheduler.service.trimmer import Incarnation, Saved, Trimmer
 from services.scheduler.service.workers import WorkerDirectory
@@ -109,6 +112,8 @@ class Leader:
         self._wall, self._clock = wall, clock
         self._inputs = _Inputs(intake=parts.backlog)
         self._folder = Folder()
+        self._overviews = OverviewMaker()
+        self._queue_times = QueueTimeCounts()
         self._trimmer = Trimmer(parts.keys, keep_s=settings.log_keep_s, keep_bytes=settings.log_keep_bytes)
         self._answered: dict[Incarnation, int] = {}
         self._ended = dict.fromkeys(parts.old_streams)
@@ -298,6 +303,7 @@ class Leader:
     ) -> TickOutcome:
         position = self._position
         outcome = apply_tick(position.core, tick, log, intake, submissions)
+        self._queue_times.count(outcome.waits)
         if not (unless_empty and outcome.is_empty):
             position.tick, position.now = tick.number, tick.now
             position.intake_id, position.log_id = tick.intake_id, tick.log_id
@@ -350,11 +356,19 @@ class Leader:
             self._trim.done()
 
     def _publish_stats(self) -> None:
-        position = self._position
+        position, now = self._position, self._wall()
+        waiting = diagnose_waiting(position.core, MOST_REQUESTS)
         stats = pool_stats(
-            position.core, epoch=self._leadership.epoch, tick=position.tick, num_poisoned=self._inbox.num_poisoned
+            position.core,
+            waiting,
+            self._queue_times.told(),
+            epoch=self._leadership.epoch,
+            tick=position.tick,
+            now=now,
+            num_poisoned=self._inbox.num_poisoned,
         )
-        publish_stats(self._client, self._keys, stats, ttl_s=STATS_TTL_S)
+        overview = self._overviews.make(position.core, waiting, now)
+        publish_stats(self._client, self._keys, stats, overview, ttl_s=STATS_TTL_S)
 
 
 def _num_submits(intake: Sequence[IntakeMessage]) -> int:
