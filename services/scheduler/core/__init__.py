@@ -9,6 +9,8 @@ victims.py      who is preempted
 admission.py    who of those that wait gets a seat
 queue.py        the waiting queue, by class; policies/ rank the classes
 blocks.py       KV blocks of one worker, ref-counted; free ones in extents.py
+cpu_tier.py     host blocks of one worker: what was swapped out, what the cache gave up
+swap.py         preemption by swap, there and back; when it pays: cost_model.py
 copies.py       blocks that the plan in the making copies
 forks.py        choices of one prompt share its blocks
 prefix_cache.py full blocks by what they hold; those that nobody uses in evictable.py

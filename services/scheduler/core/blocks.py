@@ -8,6 +8,9 @@ A block is in exactly one of four places:
                          │   └ share (a hit)
                          └──quarantine──▶ held until a plan is answered ──settle──▶ as by release
 
+Content of an evicted block may go on in the host pool (`cpu_tier.py`): then its entry stays in the cache, and a hit
+copies it into a block again.
+
 Quarantine keeps the references of a table that left while plans in flight may still write through it. Cached blocks are
 full and never written again, so they may be shared out of quarantine.
 """
@@ -15,11 +18,14 @@ full and never written again, so they may be shared out of quarantine.
 from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from itertools import takewhile
 
 from services.scheduler.core.copies import PlannedCopies
+from services.scheduler.core.cpu_tier import CpuTier
 from services.scheduler.core.evictable import EvictableBlocks, Eviction
 from services.scheduler.core.extents import NOWHERE, Fit, FreeExtents
 from services.scheduler.core.prefix_cache import CachedBlock, Parent, PrefixCache
+from shared.messages import BlockCopies
 
 
 class AllocStatus(StrEnum):
@@ -51,6 +57,8 @@ class BlockPool:
         fit: Fit = Fit.FIRST,
         eviction: Eviction = Eviction.LRU,
         reclaim: Reclaim = Reclaim.LAZY,
+        num_cpu_blocks: int = 0,
+        demotion: bool = False,
     ) -> None:
         self.num_blocks = num_blocks
         self.reclaim = reclaim
@@ -59,6 +67,8 @@ class BlockPool:
         self.cache = PrefixCache()
         self.copies = PlannedCopies()
         """Of the plan in the making; empty between plans."""
+        self.tier = CpuTier(num_cpu_blocks, self.cache, self.copies)
+        self.demotion = demotion
         self.num_evictions = 0
         self.clock = 0
         """Rises with every block that becomes evictable."""
@@ -113,9 +123,16 @@ class BlockPool:
         lacking = num_blocks - len(self.free)
         if lacking > 0:
             evicted = [self.evictable.pop() for _ in range(lacking)]
-            self.cache.remove(evicted)
-            self._give(evicted)
+            self.cache.remove(evicted[: lacking - self._demote(evicted)])
+            self.free.give_all(evicted)
             self.num_evictions += lacking
+
+    def _demote(self, evicted: Sequence[int]) -> int:
+        """Let the content of evicted blocks go on in the host pool: of the last ones; of how many."""
+        if not (self.demotion and self.tier.num_blocks):
+            return 0
+        entries = [self.cache.at(block_id) for block_id in evicted]
+        return self.tier.demote([entry for entry in entries if entry is not None])
 
     def share(self, blocks: Iterable[int]) -> None:
         """One more table refers to `blocks`, which are in use or cached."""
@@ -133,7 +150,7 @@ class BlockPool:
             references[block_id] -= 1
             if not references[block_id] and not self._stays(block_id):
                 freed.append(block_id)
-        self._give(freed)
+        self.free.give_all(freed)
 
     def _stays(self, block_id: int) -> bool:
         """Leave a block without references to the cache, if it is cached and may stay."""
@@ -147,19 +164,6 @@ class BlockPool:
         entry.entered = entry.entered or self.clock
         self.evictable.add(block_id, now=self.clock, entered=entry.entered, num_hits=entry.num_hits)
         return True
-
-    def _give(self, blocks: list[int]) -> None:
-        """Give blocks back, neighbours together."""
-        blocks.sort()
-        start, length = 0, 0
-        for block_id in blocks:
-            if block_id != start + length:
-                if length:
-                    self.free.give(start, length)
-                start, length = block_id, 0
-            length += 1
-        if length:
-            self.free.give(start, length)
 
     def quarantine(self, blocks: list[int], until: int) -> None:
         """Release `blocks` once plan `until` is answered. `until` never falls between calls."""
@@ -187,7 +191,7 @@ class BlockPool:
             if entry is None:
                 parent = self.cache.add(block_id, key, parent, tokens)
             elif entry.holds(parent, tokens):
-                if entry.block_id in self.evictable:
+                if entry.is_demoted or entry.block_id in self.evictable:
                     self._replace(entry, block_id)
                 parent = entry.serial
             else:
@@ -196,21 +200,44 @@ class BlockPool:
         return parent
 
     def _replace(self, entry: CachedBlock, block_id: int) -> None:
-        idle = entry.block_id
+        self._free_idle(entry)
         self.cache.move(entry, block_id)
-        self.evictable.discard(idle)
-        self.free.give(idle)
+
+    def _free_idle(self, entry: CachedBlock) -> None:
+        """Free the place of an entry that no table refers to."""
+        if entry.is_demoted:
+            self.tier.discard(entry)
+        else:
+            self.evictable.discard(entry.block_id)
+            self.free.give(entry.block_id)
 
     def hit(self, entries: Iterable[CachedBlock]) -> list[int]:
-        """A table begins with cached blocks, as far as they still are that."""
-        blocks = []
-        for entry in entries:
-            if self.cache.at(entry.block_id) is not entry:
-                break
+        """A table begins with cached blocks, as far as they still are that.
+
+        Demoted ones are copied into blocks. `status` of their number and that of the idle ones must be OK.
+        """
+        hits = list(takewhile(self._is_readable, entries))
+        demoted = [entry for entry in hits if entry.is_demoted]
+        self.share([entry.block_id for entry in hits if not entry.is_demoted])
+        if demoted:
+            self.tier.claim(demoted)
+            before = next((entry.block_id for entry in reversed(hits) if not entry.is_demoted), NOWHERE)
+            self.tier.promote(demoted, self.allocate(len(demoted), before))
+        for entry in hits:
             entry.num_hits += 1
-            blocks.append(entry.block_id)
-        self.share(blocks)
-        return blocks
+        return [entry.block_id for entry in hits]
+
+    def _is_readable(self, entry: CachedBlock) -> bool:
+        if self.cache.at(entry.block_id) is not entry:
+            return False
+        return not entry.is_demoted or self.tier.is_readable(entry)
+
+    def num_shared(self, entries: Iterable[CachedBlock]) -> int:
+        """How many of these hits, from the first on, other tables refer to: they cost no block, whatever is evicted."""
+        return sum(1 for _ in takewhile(self._is_in_use, entries))
+
+    def _is_in_use(self, entry: CachedBlock) -> bool:
+        return not entry.is_demoted and self._references[entry.block_id] > 0
 
     def forget(self, blocks: Iterable[int]) -> None:
         """Cache these blocks no longer: nobody shall hit them."""
@@ -220,10 +247,16 @@ class BlockPool:
                 self._forget(entry)
 
     def _forget(self, entry: CachedBlock) -> None:
+        if entry.is_demoted or entry.block_id in self.evictable:
+            self._free_idle(entry)
         self.cache.remove((entry.block_id,))
-        if entry.block_id in self.evictable:
-            self.evictable.discard(entry.block_id)
-            self.free.give(entry.block_id)
+
+    # ------------------------------------------------------------ between plans
+
+    def take_copies(self) -> tuple[BlockCopies, ...]:
+        """What the plan that is made now copies; the next one begins with none."""
+        self.tier.settle()
+        return self.copies.take()
 
     # ------------------------------------------------------------ saving
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from services.scheduler.core.blocks import BlockPool, Reclaim
+from services.scheduler.core.cost_model import Preemption
 from services.scheduler.core.evictable import Eviction
 from services.scheduler.core.extents import Fit
 from services.scheduler.core.policies.base import PolicyName
@@ -49,6 +50,10 @@ class SchedulerConfig:
     """Whether cached blocks outlive the tables that refer to them."""
     fit: Fit = Fit.FIRST
     """Which run of free blocks a table gets."""
+    preemption: Preemption = Preemption.AUTO
+    """What becomes of the KV of a request that gives up its blocks."""
+    demotion: bool = True
+    """Whether evicted blocks go on in the host pool, if the worker has one."""
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens"):
@@ -71,9 +76,16 @@ class SchedulerConfig:
         """Rows in use at once. Every decode row is in every pass, so they are no more than its token budget."""
         return min(self.max_num_seqs, self.max_num_batched_tokens)
 
-    def make_pool(self, num_blocks: int) -> BlockPool:
+    def make_pool(self, num_blocks: int, num_cpu_blocks: int = 0) -> BlockPool:
         """The empty pool of a worker."""
-        return BlockPool(num_blocks, fit=self.fit, eviction=self.eviction, reclaim=self.reclaim)
+        return BlockPool(
+            num_blocks,
+            fit=self.fit,
+            eviction=self.eviction,
+            reclaim=self.reclaim,
+            num_cpu_blocks=num_cpu_blocks,
+            demotion=self.demotion,
+        )
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold the KV of `num_tokens` tokens."""

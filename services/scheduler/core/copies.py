@@ -28,13 +28,12 @@ class PlannedCopies:
 
     def add(self, kind: CopyKind, sources: Iterable[int], destinations: Iterable[int]) -> None:
         """Copy `sources[i]` to `destinations[i]`."""
-        pairs = self._pairs.setdefault(kind, array("i"))
         for pair in zip(sources, destinations, strict=True):
-            pairs.extend(pair)
+            self._pairs.setdefault(kind, array("i")).extend(pair)
 
     def take(self) -> tuple[BlockCopies, ...]:
         """All of them, in the order of the plan; the next plan begins with none."""
         if not self._pairs:
             return ()
         pairs, self._pairs = self._pairs, {}
-        return tuple(BlockCopies(kind, pack_int32(pairs[kind])) for kind in CopyKind if pairs.get(kind))
+        return tuple(BlockCopies(kind, pack_int32(pairs[kind])) for kind in CopyKind if kind in pairs)

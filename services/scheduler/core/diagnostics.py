@@ -1,7 +1,7 @@
 """Why does this request wait?"""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,14 @@ from services.scheduler.core.request import Request, RequestState
 
 if TYPE_CHECKING:
     from services.scheduler.core.scheduler import SchedulerCore
+
+
+_LACKS = {
+    "rows": "lacks rows",
+    "blocks": "lacks blocks",
+    "swapped": "has swapped requests to take back",
+    "": "has room",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +38,21 @@ class Diagnosis:
 
 
 def diagnose(core: "SchedulerCore") -> list[Diagnosis]:
-    """All live requests: running ones by arrival, then waiting ones in their order."""
-    return diagnose_running(core, len(core.requests)) + diagnose_waiting(core, len(core.requests))
+    """All live requests: running ones by arrival, then swapped ones, then waiting ones in their order."""
+    most = len(core.requests)
+    return diagnose_running(core, most) + diagnose_swapped(core) + diagnose_waiting(core, most)
 
 
 def diagnose_running(core: "SchedulerCore", most_per_worker: int) -> list[Diagnosis]:
     """Running requests, at most so many of each worker, by arrival."""
     running = [seat.request for lane in core.lanes.values() for seat in islice(lane.seats.values(), most_per_worker)]
     return [_describe(core, request) for request in sorted(running, key=lambda request: request.arrival)]
+
+
+def diagnose_swapped(core: "SchedulerCore") -> list[Diagnosis]:
+    """Requests whose KV lies in a host pool, in the policy's order."""
+    swapped = [request for lane in core.lanes.values() for request in lane.swapped.values()]
+    return [_describe_swapped(core, request) for request in sorted(swapped, key=core.policy.precedence)]
 
 
 def diagnose_waiting(core: "SchedulerCore", most: int) -> list[Diagnosis]:
@@ -79,6 +94,13 @@ def _describe(core: "SchedulerCore", request: Request, reason: str = "", detail:
     )
 
 
+def _describe_swapped(core: "SchedulerCore", request: Request) -> Diagnosis:
+    assert request.swapped is not None
+    lane, needed = request.swapped.lane, blocks_to_admit(request, core.config)
+    detail = f"its KV lies in the host memory of {lane.worker}; it needs a row and {needed} blocks there"
+    return replace(_describe(core, request, "swapped", detail), worker=lane.worker)
+
+
 def _why(core: "SchedulerCore", placement: Placement, request: Request, before: str) -> tuple[str, str]:
     """(reason, detail). `before` is the first request that none behind it may pass, if there is one before this."""
     if not core.lanes:
@@ -95,7 +117,10 @@ def _why(core: "SchedulerCore", placement: Placement, request: Request, before: 
     lacking = sorted({obstacle for _, obstacle in obstacles if obstacle})
     if len([obstacle for _, obstacle in obstacles if obstacle]) < len(obstacles):
         return "next_plan", "a worker takes it with its next plan"
+    if lacking == ["swapped"]:
+        return "behind", "requests that were swapped out go first"
     needed = blocks_to_admit(request, core.config)
-    parts = [f"{lane.worker} lacks {lack} ({lane.pool.num_available} blocks free)" for lane, lack in obstacles]
+    parts = [f"{lane.worker} {_LACKS[lack]} ({lane.pool.num_available} blocks free)" for lane, lack in obstacles]
     passed = f"; passed by {request.num_bypassed} of at most {core.config.max_bypasses}" if request.num_bypassed else ""
+    lacking = [lack for lack in lacking if lack != "swapped"]
     return lacking[0], f"needs a row and {needed} blocks and some room: {', '.join(parts)}{passed}"

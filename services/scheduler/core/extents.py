@@ -101,6 +101,18 @@ class FreeExtents:
         self._starts[end] = start
         self._news.append(start)
 
+    def give_all(self, blocks: Iterable[int]) -> None:
+        """These blocks are free now, in any order; neighbours are given together."""
+        start, length = 0, 0
+        for block_id in sorted(blocks):
+            if block_id != start + length:
+                if length:
+                    self.give(start, length)
+                start, length = block_id, 0
+            length += 1
+        if length:
+            self.give(start, length)
+
     # ------------------------------------------------------------ the index by length
 
     def _forget_index(self) -> None:

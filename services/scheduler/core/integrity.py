@@ -20,6 +20,7 @@ def check_integrity(core: "SchedulerCore") -> None:
     for lane in core.lanes.values():
         _check_blocks(lane)
         _check_cache(lane)
+        _check_tier(lane)
         _check_rows(lane)
         _check_clock(lane)
     _check_requests(core)
@@ -46,6 +47,26 @@ def _check_blocks(lane: Lane) -> None:
             assert len(seat.blocks) == _blocks_held(lane, seat), f"row {seat.row} has {len(seat.blocks)} blocks"
         else:
             _check_beams(lane, seat, seat.beams)
+
+
+def _check_tier(lane: Lane) -> None:
+    """Free, demoted and pinned host blocks are all of them; the cache knows the demoted ones and no others."""
+    tier = lane.pool.tier
+    assert tier.is_settled
+    runs = tier.free.runs()
+    assert all(start + length < later for (start, length), (later, _) in itertools.pairwise(runs)), "runs not merged"
+    free = [slot for start, length in runs for slot in range(start, start + length)]
+    assert len(free) == tier.num_free
+    pinned = []
+    for request_id, request in lane.swapped.items():
+        swapped = request.swapped
+        assert swapped is not None and swapped.lane is lane and request.request_id == request_id
+        assert 0 < swapped.num_computed < request.num_tokens
+        assert len(swapped.slots) == lane.config.blocks_for(swapped.num_computed)
+        pinned += swapped.slots
+    assert sorted([*free, *tier.demoted(), *pinned]) == list(range(tier.num_blocks)), "a host block is lost, or twice"
+    assert lane.config.demotion or not tier.num_demoted
+    assert sorted(tier.demoted()) == sorted(entry.slot for entry in lane.pool.cache if entry.is_demoted)
 
 
 def _is_behind(lane: Lane, block: int) -> bool:
@@ -147,10 +168,14 @@ def _check_requests(core: "SchedulerCore") -> None:
     core.waiting.check_integrity()
     assert len(set(waiting)) == len(waiting)
     for request in core.requests.values():
-        is_waiting = request.seat is None
-        assert request.state is (RequestState.WAITING if is_waiting else RequestState.RUNNING)
+        is_waiting = request.seat is None and request.swapped is None
+        if is_waiting:
+            assert request.state is RequestState.WAITING
+        else:
+            assert request.state is (RequestState.RUNNING if request.swapped is None else RequestState.SWAPPED)
+            assert request.seat is None or request.swapped is None
         assert (request in waiting) == is_waiting
         if request.seat is not None:
             assert core.lanes[request.seat.lane.worker].seats[request.seat.row] is request.seat
-    seated = sum(len(lane.seats) for lane in core.lanes.values())
-    assert len(core.requests) == len(waiting) + seated
+    elsewhere = sum(len(lane.seats) + len(lane.swapped) for lane in core.lanes.values())
+    assert len(core.requests) == len(waiting) + elsewhere

@@ -21,6 +21,7 @@ from heapq import heappop, heappush
 from services.scheduler.core import beam_rows, logprobs, residency
 from services.scheduler.core.blocks import BlockPool
 from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.cpu_tier import SwappedOut
 from services.scheduler.core.extents import NOWHERE
 from services.scheduler.core.history import MAX_STEPS, TokenHistory
 from services.scheduler.core.policies.base import Policy
@@ -39,7 +40,14 @@ class Lane:
     """State of one worker incarnation. `index` is its place in the order of joining."""
 
     def __init__(
-        self, worker: str, incarnation: int, index: int, pool: BlockPool, config: SchedulerConfig, policy: Policy
+        self,
+        worker: str,
+        incarnation: int,
+        index: int,
+        pool: BlockPool,
+        config: SchedulerConfig,
+        policy: Policy,
+        block_bytes: int = 0,
     ) -> None:
         self.worker = worker
         self.incarnation = incarnation
@@ -47,6 +55,8 @@ class Lane:
         self.pool = pool
         self.config = config
         self.policy = policy
+        self.block_bytes = block_bytes
+        """0: not known."""
         self.draining = False
         self.broken = False
         """A result contradicts its plan, or is missing in the log: nothing it says is believed any more."""
@@ -65,6 +75,8 @@ class Lane:
         """Beam searches by the row of their seat."""
         self.beam_rows: dict[int, Seat] = {}
         """Their other rows that the worker knows."""
+        self.swapped: dict[str, Request] = {}
+        """Requests whose KV lies in the host pool, by id."""
         self.history = TokenHistory(config.max_num_seqs, base=1)
         self.rates = Rates()
         self.num_prefilled = 0
@@ -79,7 +91,7 @@ class Lane:
 
     @property
     def is_idle(self) -> bool:
-        return not (self.in_flight or self.seats or self.ghosts)
+        return not (self.in_flight or self.seats or self.ghosts or self.swapped)
 
     @property
     def has_drops(self) -> bool:
@@ -126,11 +138,21 @@ class Lane:
 
         `hits` is what matched in this tick; some of it may have been evicted since.
         """
+        return self._seat(draft, request, hits)
+
+    def seat_again(self, draft: PlanDraft, request: Request, hits: Sequence[CachedBlock], swapped: SwappedOut) -> Seat:
+        """Seat a swapped request; what is not hit comes from the host pool."""
+        seat = self._seat(draft, request, hits, at_least=swapped.num_computed)
+        num_hits, num_slots = seat.num_kept, len(swapped.slots)
+        self.pool.tier.read(swapped.slots, num_hits, seat.blocks[num_hits:num_slots])
+        return seat
+
+    def _seat(self, draft: PlanDraft, request: Request, hits: Sequence[CachedBlock], *, at_least: int = 0) -> Seat:
         blocks = self.pool.hit(hits)
         num_hits = len(blocks)
         after = blocks[-1] if blocks else NOWHERE
         blocks += self.pool.allocate(self.config.blocks_for(request.num_tokens) - num_hits, after)
-        seat = self.put(draft, request, blocks, num_computed=num_hits * self.config.block_size)
+        seat = self.put(draft, request, blocks, num_computed=max(at_least, num_hits * self.config.block_size))
         if num_hits:
             seat.num_kept, seat.parent = num_hits, hits[num_hits - 1].serial
         return seat
@@ -198,7 +220,7 @@ class Lane:
             added=tuple(draft.added),
             blocks=pack_int32(draft.blocks),
             chunks=tuple(draft.chunks),
-            copies=self.pool.copies.take(),
+            copies=self.pool.take_copies(),
             beams=tuple(draft.beams),
         )
 
@@ -321,9 +343,13 @@ class Lane:
 
     def _keep_decoded(self, seat: Seat) -> None:
         """Cache the full blocks of a seat whose tokens are collected. Its last token's KV is not written yet."""
-        num_written = seat.known + min(self.answered, seat.last) - seat.first
+        num_written = self.num_written(seat)
         if seat.first and num_written >= seat.known and self.config.enable_prefix_caching:
             residency.keep(seat, self.pool, num_written, self.config.block_size)
+
+    def num_written(self, seat: Seat) -> int:
+        """Tokens of the seat whose KV is written; of a row in prefill only right while nothing is in flight."""
+        return seat.known + min(self.answered, seat.last) - seat.first if seat.first else seat.computed
 
     # ------------------------------------------------------------ leaving
 

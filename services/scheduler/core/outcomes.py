@@ -72,3 +72,17 @@ class SchedulerStats:
     """Prompt tokens of those."""
     finished: tuple[tuple[str, int], ...]
     """(FinishReason, count)."""
+    num_swapped: int
+    """Requests whose KV lies in a host pool; neither running nor waiting."""
+    num_cpu_blocks: int
+    num_free_cpu_blocks: int
+    num_cached_cpu_blocks: int
+    """Blocks of the host pools that hold evicted blocks for prefix hits."""
+    num_swap_outs: int
+    """Blocks that were copied to a host pool for requests that were preempted …"""
+    num_swap_ins: int
+    """… and such blocks whose requests came back."""
+    num_demotions: int
+    """Evicted blocks that were copied to a host pool …"""
+    num_promotions: int
+    """… and such blocks that were copied back on a hit."""

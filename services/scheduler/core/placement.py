@@ -13,7 +13,6 @@ room there, and wait for those workers' next plans.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import NamedTuple
 
 from services.scheduler.core.config import SchedulerConfig
@@ -39,6 +38,8 @@ class Trial:
 
     def lacks(self, num_blocks: int, config: SchedulerConfig, *, num_rows: int = 1) -> str:
         """What keeps a request that needs so much off this lane; empty if nothing does."""
+        if self.lane.swapped:
+            return "swapped"
         if self.num_rows_free < num_rows:
             return "rows"
         return "blocks" if self.num_blocks_free - num_blocks < config.room(self.num_seated) else ""
@@ -169,8 +170,7 @@ class Placement:
         if need is None:
             hits = lane.match(request)
             # Behind a block that may be evicted until the admission nothing is sure.
-            shared = sum(1 for _ in takewhile(lambda entry: lane.pool.references(entry.block_id) > 0, hits))
-            num_blocks = blocks_to_admit(request, self._config) - shared
+            num_blocks = blocks_to_admit(request, self._config) - lane.pool.num_shared(hits)
             num_tokens = request.num_tokens - len(hits) * self._config.block_size
             need = self._needs[lane.index] = Need(num_blocks, num_tokens, hits)
         return need

@@ -4,12 +4,12 @@ enters.
 Preemption waits for answers. When the next plan of a worker lacks blocks while another plan is in flight, no plan is
 made: its result may end requests, and blocks of a victim would be quarantined until then anyway. Only with nothing in
 flight is a request preempted (`victims.py` says which); so its committed tokens are exact, its blocks are free at once,
-and the plan goes out in the same tick.
+and the plan goes out in the same tick. A plan that preempts seats nobody; else those that were swapped out come first.
 """
 
 from typing import TYPE_CHECKING
 
-from services.scheduler.core import beam_rows, draining
+from services.scheduler.core import beam_rows, draining, swap
 from services.scheduler.core.admission import admit
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.rates import prefill_tokens_within
@@ -42,16 +42,20 @@ def plan_for(core: "SchedulerCore", lane: Lane) -> StepPlan | None:
     beam_rows.plan(lane, draft)
     budget = _prefill_budget(core, lane, lane.decode + len(draft.beams))
     running = sorted(lane.prefill.values(), key=lambda seat: core.policy.precedence(seat.request))
-    if not shortage and _is_claimed(core):
+    if not (shortage or lane.swapped) and _is_claimed(core):
         budget = admit(core, lane, draft, budget, limit=1)
     for seat in running:
         if budget:
             budget = lane.prefill_chunk(draft, seat, budget)
-    if not shortage:
+    if lane.swapped and not shortage:
+        budget = swap.come_back(core, lane, draft, budget)
+    if not (shortage or lane.swapped):
         admit(core, lane, draft, budget)
     if not (lane.decode or draft.beams or draft.chunks or (lane.has_drops and not lane.in_flight)):
         return None
     core.counters.plans += 1
+    if lane.pool.copies:
+        core.counters.count_moves(*lane.pool.tier.tally())
     return lane.close(draft, NO_TICK)
 
 
@@ -77,12 +81,19 @@ def _is_claimed(core: "SchedulerCore") -> bool:
 
 
 def preempt(core: "SchedulerCore", seat: Seat, reason: str) -> None:
-    """Free the row and the blocks of one request."""
+    """Free the row and the blocks of one request.
+
+    Who makes way for a waiting one is not swapped out: he would go before all that wait.
+    """
     lane, request = seat.lane, seat.request
     assert not lane.in_flight
+    swapped = swap.copy_out(core, lane, seat) if reason == "blocks" else None
     lane.drop(seat)
-    request.apply(Signal.PREEMPT)
+    if swapped is not None:
+        swap.leave(request, swapped)
+    else:
+        request.apply(Signal.PREEMPT)
+        core.waiting.push(request)
     request.num_preemptions += 1
-    core.waiting.push(request)
     core.counters.preemptions += 1
     core.emit(request, EventKind.PREEMPTED, len(request.output), reason=reason)

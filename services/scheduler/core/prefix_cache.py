@@ -51,6 +51,7 @@ class CachedBlock:
     """One entry of the cache."""
 
     block_id: int
+    """Where it lies: a KV block, or if negative the host block `~block_id` (it is demoted)."""
     key: bytes
     parent: Parent
     serial: int
@@ -60,14 +61,29 @@ class CachedBlock:
     entered: int = 0
     """When it was unreferenced for the first time; 0: not yet."""
 
+    @property
+    def is_demoted(self) -> bool:
+        return self.block_id < 0
+
+    @property
+    def slot(self) -> int:
+        """The host block of a demoted one."""
+        return ~self.block_id
+
     def holds(self, parent: Parent, tokens: bytes) -> bool:
         return self.parent == parent and self.tokens == tokens
 
 
 class PrefixCache:
-    """Cached blocks of one worker, by key and by block."""
+    """Cached blocks of one worker, in KV cache and host pool, by key and by place (see `CachedBlock.block_id`)."""
 
-    def __init__(self, entries: Iterable[CachedBlock] = (), last_serial: int = 0) -> None:
+    def __init__(self) -> None:
+        self._by_block: dict[int, CachedBlock] = {}
+        self._by_key: dict[bytes, CachedBlock] = {}
+        self.last_serial = 0
+
+    def restore(self, entries: Iterable[CachedBlock], last_serial: int) -> None:
+        """Continue as the cache did that gave out these entries."""
         self._by_block = {entry.block_id: entry for entry in entries}
         self._by_key = {entry.key: entry for entry in self._by_block.values()}
         self.last_serial = last_serial

@@ -20,9 +20,9 @@ class Rates(NamedTuple):
 
 
 def newest_rates(known: Rates, told: Sequence[float]) -> Rates:
-    """What a result tells, if it tells anything that makes sense."""
+    """What a result tells, if it tells anything that makes sense. What it does not know stays as it was."""
     if len(told) == len(known) and all(isfinite(rate) and rate >= 0 for rate in told):
-        return Rates(*told)
+        return Rates(*(new or old for new, old in zip(told, known, strict=True)))
     return known
 
 

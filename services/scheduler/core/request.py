@@ -1,13 +1,15 @@
 """A request as the scheduler sees it, and its state machine.
 
-    WAITING ──ADMIT──▶ RUNNING ──FINISH──▶ FINISHED
-       ▲                  │                   ▲
-       ├──── PREEMPT ─────┤                   │
-       ├──── REQUEUE ─────┘                   │
-       └──────────────── FINISH ──────────────┘
+       ┌────────────────────── FINISH ────────────────────┐
+       │                                                   ▼
+    WAITING ──ADMIT──▶ RUNNING ────────FINISH────────▶ FINISHED
+       ▲                │ ▲ │                              ▲
+       ├─ PREEMPT ──────┤ │ └─SWAP_OUT─▶ SWAPPED ─FINISH───┘
+       ├─ REQUEUE ──────┘ └──SWAP_IN─────┤
+       └─ REQUEUE ───────────────────────┘
 
-PREEMPT: its blocks were needed by an older request. REQUEUE: its worker was fenced or leaves. Both keep its committed
-tokens.
+PREEMPT, SWAP_OUT: its blocks were needed by another; after SWAP_OUT what was computed lies in its worker's host pool.
+REQUEUE: its worker was fenced or leaves. All keep its committed tokens.
 """
 
 from array import array
@@ -22,18 +24,22 @@ from shared.messages import Submission
 from shared.packing import pack_int32
 
 if TYPE_CHECKING:
+    from services.scheduler.core.cpu_tier import SwappedOut
     from services.scheduler.core.seats import Seat
 
 
 class RequestState(StrEnum):
     WAITING = "waiting"
     RUNNING = "running"
+    SWAPPED = "swapped"
     FINISHED = "finished"
 
 
 class Signal(StrEnum):
     ADMIT = "admit"
     PREEMPT = "preempt"
+    SWAP_OUT = "swap_out"
+    SWAP_IN = "swap_in"
     REQUEUE = "requeue"
     FINISH = "finish"
 
@@ -42,8 +48,12 @@ TRANSITIONS: Mapping[tuple[RequestState, Signal], RequestState] = {
     (RequestState.WAITING, Signal.ADMIT): RequestState.RUNNING,
     (RequestState.RUNNING, Signal.PREEMPT): RequestState.WAITING,
     (RequestState.RUNNING, Signal.REQUEUE): RequestState.WAITING,
+    (RequestState.RUNNING, Signal.SWAP_OUT): RequestState.SWAPPED,
+    (RequestState.SWAPPED, Signal.SWAP_IN): RequestState.RUNNING,
+    (RequestState.SWAPPED, Signal.REQUEUE): RequestState.WAITING,
     (RequestState.WAITING, Signal.FINISH): RequestState.FINISHED,
     (RequestState.RUNNING, Signal.FINISH): RequestState.FINISHED,
+    (RequestState.SWAPPED, Signal.FINISH): RequestState.FINISHED,
 }
 
 
@@ -68,6 +78,7 @@ class Request:
     logprobs: "array[float]" = field(default_factory=lambda: array("f"))
     """Log-probabilities of committed output tokens, if `params.with_logprobs`."""
     seat: "Seat | None" = None
+    swapped: "SwappedOut | None" = None
     stop_at: int | None = None
     """A stop string completes at this many output tokens, which are not committed yet."""
     num_preemptions: int = 0

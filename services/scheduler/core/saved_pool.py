@@ -12,7 +12,7 @@ from services.scheduler.core.blocks import BlockPool
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.evictable import EvictableBlocks
 from services.scheduler.core.extents import FreeExtents
-from services.scheduler.core.prefix_cache import KEY_SIZE, CachedBlock, Parent, PrefixCache
+from services.scheduler.core.prefix_cache import KEY_SIZE, CachedBlock, Parent
 from shared.packing import pack_int32, unpack_int32
 
 
@@ -24,7 +24,7 @@ class SavedPool(msgspec.Struct, frozen=True, array_like=True):
     """Packed pairs (start, length)."""
     quarantine: list[tuple[int, bytes]]
     cached: bytes
-    """Packed block ids, in the order in which they were cached; the next columns follow it."""
+    """Packed places (see `CachedBlock.block_id`), in the order of the cache; the next columns follow it."""
     keys: bytes
     tokens: bytes
     parents: list[Parent]
@@ -36,13 +36,18 @@ class SavedPool(msgspec.Struct, frozen=True, array_like=True):
     last_serial: int
     clock: int
     num_evictions: int
+    num_cpu_blocks: int
+    cpu_free: bytes
+    """Packed pairs (start, length)."""
+    demoted: bytes
+    """Packed host blocks, oldest first."""
 
 
 def save_pool(pool: BlockPool) -> SavedPool:
     entries = list(pool.cache)
     return SavedPool(
         num_blocks=pool.num_blocks,
-        free=pack_int32(value for run in pool.free.runs() for value in run),
+        free=_pack_runs(pool.free),
         quarantine=[(until, pack_int32(blocks)) for until, blocks in pool.quarantined()],
         cached=pack_int32([entry.block_id for entry in entries]),
         keys=b"".join([entry.key for entry in entries]),
@@ -55,21 +60,33 @@ def save_pool(pool: BlockPool) -> SavedPool:
         last_serial=pool.cache.last_serial,
         clock=pool.clock,
         num_evictions=pool.num_evictions,
+        num_cpu_blocks=pool.tier.num_blocks,
+        cpu_free=_pack_runs(pool.tier.free),
+        demoted=pack_int32(pool.tier.demoted()),
     )
 
 
 def restore_pool(saved: SavedPool, config: SchedulerConfig) -> BlockPool:
-    pool = config.make_pool(saved.num_blocks)
-    numbers = unpack_int32(saved.free)
-    pool.free = FreeExtents(zip(numbers[::2], numbers[1::2], strict=True), config.fit)
+    pool = config.make_pool(saved.num_blocks, saved.num_cpu_blocks)
+    pool.free = FreeExtents(_unpack_runs(saved.free), config.fit)
     pool.evictable = EvictableBlocks(config.eviction, saved.evictable)
-    pool.cache = PrefixCache(_entries(saved, config), saved.last_serial)
+    pool.cache.restore(_entries(saved, config), saved.last_serial)
+    pool.tier.restore(_unpack_runs(saved.cpu_free), unpack_int32(saved.demoted))
     pool.clock, pool.num_evictions = saved.clock, saved.num_evictions
     for until, packed in saved.quarantine:
         blocks = list(unpack_int32(packed))
         pool.adopt(blocks)
         pool.quarantine(blocks, until)
     return pool
+
+
+def _pack_runs(extents: FreeExtents) -> bytes:
+    return pack_int32(value for run in extents.runs() for value in run)
+
+
+def _unpack_runs(packed: bytes) -> Iterable[tuple[int, int]]:
+    numbers = unpack_int32(packed)
+    return zip(numbers[::2], numbers[1::2], strict=True)
 
 
 def _entries(saved: SavedPool, config: SchedulerConfig) -> Iterable[CachedBlock]:

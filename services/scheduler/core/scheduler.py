@@ -7,7 +7,7 @@ budget of tokens per pass. Running requests go first, then waiting ones in the p
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.scheduler.core import draining, logprobs, planning
+from services.scheduler.core import draining, logprobs, planning, swap
 from services.scheduler.core.beams import MAX_LENGTH_PENALTY, Result
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.diagnostics import Diagnosis, diagnose
@@ -51,6 +51,14 @@ class Counters:
     forks: int = 0
     forked_blocks: int = 0
     handovers: int = 0
+    swap_outs: int = 0
+    swap_ins: int = 0
+    demotions: int = 0
+    promotions: int = 0
+
+    def count_moves(self, num_demoted: int, num_promoted: int) -> None:
+        self.demotions += num_demoted
+        self.promotions += num_promoted
 
 
 @dataclass(slots=True)
@@ -169,11 +177,12 @@ class SchedulerCore:
         if lane is not None:
             self.on_worker_lost(lane.worker, lane.incarnation)
         known.num_blocks = joined.num_blocks
-        pool = self.config.make_pool(joined.num_blocks)
+        pool = self.config.make_pool(joined.num_blocks, joined.num_cpu_blocks)
         self.lanes[joined.worker] = Lane(
-            joined.worker, joined.incarnation, self.num_joins, pool, self.config, self.policy
+            joined.worker, joined.incarnation, self.num_joins, pool, self.config, self.policy, joined.block_bytes
         )
         self.num_joins += 1
+        swap.leave_draining_lanes(self)
         self._reject_what_never_fits()
 
     def on_worker_draining(self, event: WorkerDraining) -> None:
@@ -183,6 +192,7 @@ class SchedulerCore:
             self.counters.ignored += 1
             return
         lane.draining = True
+        swap.leave_draining_lanes(self)
 
     def on_worker_lost(self, worker: str, incarnation: int) -> None:
         """The incarnation is fenced: its requests wait again, with every token it published.
@@ -202,6 +212,7 @@ class SchedulerCore:
             seat.request.apply(Signal.REQUEUE)
             self.waiting.push(seat.request)
             self.counters.requeues += 1
+        swap.lose_copies(self, lane)
         if lane.draining:
             known.num_blocks = 0
             self._reject_what_never_fits()
@@ -274,6 +285,8 @@ class SchedulerCore:
         """
         if request.seat is not None:
             request.seat.lane.drop(request.seat)
+        elif request.swapped is not None:
+            swap.drop_copy(request)
         elif request.state is RequestState.WAITING:
             self.waiting.remove(request)
             self.leave_queue(request)
@@ -422,8 +435,9 @@ class SchedulerCore:
 
     def stats(self) -> SchedulerStats:
         lanes, counters = self.lanes.values(), self.counters
+        num_swapped = sum(len(lane.swapped) for lane in lanes)
         return SchedulerStats(
-            num_running=len(self.requests) - len(self.waiting),
+            num_running=len(self.requests) - len(self.waiting) - num_swapped,
             num_waiting=len(self.waiting),
             num_workers=len(self.lanes),
             num_blocks=sum(lane.pool.num_blocks for lane in lanes),
@@ -440,6 +454,14 @@ class SchedulerCore:
             num_forked_blocks=counters.forked_blocks,
             left_requests=counters.left_requests,
             left_tokens=counters.left_tokens,
+            num_swapped=num_swapped,
+            num_cpu_blocks=sum(lane.pool.tier.num_blocks for lane in lanes),
+            num_free_cpu_blocks=sum(lane.pool.tier.num_free for lane in lanes),
+            num_cached_cpu_blocks=sum(lane.pool.tier.num_demoted for lane in lanes),
+            num_swap_outs=counters.swap_outs,
+            num_swap_ins=counters.swap_ins,
+            num_demotions=counters.demotions,
+            num_promotions=counters.promotions,
             finished=tuple((str(reason), count) for reason, count in self.finished_by_reason.items()),
         )
 

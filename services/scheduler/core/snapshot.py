@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.cpu_tier import SwappedOut
 from services.scheduler.core.history import TokenHistory
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.policies.base import PolicyState
@@ -75,7 +76,10 @@ class _SavedLane(_Struct, frozen=True):
     ghosts: list[tuple[int, int, int, int]]
     """(row, first, last, dropped)"""
     pool: SavedPool
+    block_bytes: int
     rates: tuple[float, ...]
+    swapped: list[tuple[str, bytes, int]]
+    """(request, packed slots, computed tokens)"""
 
 
 class _Snapshot(_Struct, frozen=True):
@@ -145,7 +149,7 @@ def restore(data: bytes, config: SchedulerConfig, submissions: Mapping[str, Subm
     for saved_lane in saved.lanes:
         core.lanes[saved_lane.worker] = _restore_lane(saved_lane, core)
     for request in core.requests.values():
-        if request.seat is None:
+        if request.state is RequestState.WAITING:
             core.waiting.push(request)
     core.policy.load(saved.policy)
     core.known_workers = {name: KnownWorker(fenced, num_blocks) for name, fenced, num_blocks in saved.known_workers}
@@ -220,8 +224,16 @@ def _save_lane(lane: Lane) -> _SavedLane:
         seats=[_save_seat(seat) for seat in lane.seats.values()],
         ghosts=[(ghost.row, ghost.first, ghost.last, ghost.dropped) for ghost in lane.ghosts.values()],
         pool=save_pool(lane.pool),
+        block_bytes=lane.block_bytes,
         rates=tuple(lane.rates),
+        swapped=[_save_swapped(request) for request in lane.swapped.values()],
     )
+
+
+def _save_swapped(request: Request) -> tuple[str, bytes, int]:
+    swapped = request.swapped
+    assert swapped is not None
+    return request.request_id, pack_int32(swapped.slots), swapped.num_computed
 
 
 def _save_seat(seat: Seat) -> _SavedSeat:
@@ -242,7 +254,13 @@ def _save_seat(seat: Seat) -> _SavedSeat:
 
 def _restore_lane(saved: _SavedLane, core: SchedulerCore) -> Lane:
     lane = Lane(
-        saved.worker, saved.incarnation, saved.index, restore_pool(saved.pool, core.config), core.config, core.policy
+        saved.worker,
+        saved.incarnation,
+        saved.index,
+        restore_pool(saved.pool, core.config),
+        core.config,
+        core.policy,
+        saved.block_bytes,
     )
     lane.draining, lane.broken = saved.draining, saved.broken
     lane.planned, lane.answered = saved.planned, saved.answered
@@ -251,6 +269,10 @@ def _restore_lane(saved: _SavedLane, core: SchedulerCore) -> Lane:
     lane.rates = Rates(*saved.rates)
     ghosts = [Ghost(row, first, last, dropped) for row, first, last, dropped in saved.ghosts]
     lane.restore_rows([_restore_seat(seat, lane, core) for seat in saved.seats], ghosts)
+    for request_id, slots, num_computed in saved.swapped:
+        request = lane.swapped[request_id] = core.requests[request_id]
+        request.swapped = SwappedOut(lane, list(unpack_int32(slots)), num_computed)
+        request.state = RequestState.SWAPPED
     return lane
 
 
