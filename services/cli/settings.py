@@ -115,6 +115,10 @@ class Settings(BaseSettings):
     fit: Literal["first", "best", "worst"] | None = option(
         None, "Which run of free KV blocks is taken: first, best or worst.", shown="first", forward=True
     )
+    preemption: Literal["recompute", "swap", "auto"] | None = option(
+        None, "KV of preempted requests: recompute, swap to host memory, or auto.", shown="auto", forward=True
+    )
+    demotion: bool | None = option(None, "Evicted KV blocks go on in host memory.", shown="on", forward=True)
     device: str | None = option(None, "auto, cpu, cuda or cuda:N.", shown="auto", forward=True)
     cors_origin: list[str] | None = option(None, "Origin that browsers may call from; repeat for more.", shown="none")
     tenant_header: str | None = option(

@@ -8,6 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.scheduler.core.blocks import Reclaim
 from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.cost_model import Preemption
 from services.scheduler.core.evictable import Eviction
 from services.scheduler.core.extents import Fit
 from services.scheduler.core.policies.base import PolicyName
@@ -50,6 +51,10 @@ class Settings(BaseSettings):
     """Whether blocks that no request uses stay cached (lazy) or are freed at once (immediate)."""
     fit: Fit = Fit.FIRST
     """Which run of free blocks a request gets."""
+    preemption: Preemption = Preemption.AUTO
+    """What becomes of the KV of a preempted request: recompute, swap (to the worker's host pool) or auto."""
+    demotion: bool = True
+    """Evicted blocks go on in the worker's host pool, if it has one."""
 
     max_queued_requests: int = Field(4096, ge=0)
     """Queue cap; further requests get 429. 0 = no cap."""

@@ -339,6 +339,18 @@ class ContentWorker:
         """What a block holds now, packed."""
         return pack_int32(self.memory[block_id * self.block_size : (block_id + 1) * self.block_size])
 
+    def will_hold(self, place: int) -> bytes:
+        """What a block (of the host pool: `~block`) holds when the inbox has been copied, if none of it writes it."""
+        for plan in reversed(self.inbox):
+            for copy in reversed(plan.copies):
+                into = {destination: source for source, destination in _pairs(copy)}
+                if (copy.kind is CopyKind.OUT) == (place < 0):
+                    number = ~place if place < 0 else place
+                    source = into.get(number, number)
+                    from_host = copy.kind is CopyKind.IN if number in into else place < 0
+                    place = ~source if from_host else source
+        return self.block(place) if place >= 0 else self.host_block(~place)
+
     def host_block(self, block_id: int) -> bytes:
         """What a block of the host pool holds now, packed."""
         return pack_int32(self.host[block_id * self.block_size : (block_id + 1) * self.block_size])

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.cpu_tier import SwappedOut
+from services.scheduler.core.lane import Lane
 from services.scheduler.core.outcomes import Finished
 from services.scheduler.core.policies.base import PolicyName
 from services.scheduler.core.request import Request
@@ -47,6 +49,10 @@ from shared.packing import pack_int32, unpack_float32, unpack_int32
 from shared.sampling import SamplingParams
 from shared.step_log import StepLogFollower
 from tests.fakes.content_worker import ContentWorker, reference_beams, reference_logprob, reference_output
+
+PREFILL_RATE = 100.0
+"""Tokens per second, as workers say."""
+BLOCK_BYTES = 64
 
 
 def make_submission(
@@ -149,6 +155,8 @@ class World:
         self.num_handed_over = 0
         self.num_drained = 0
         self.num_hit_tokens = 0
+        self.num_swapped = 0
+        self.num_back = 0
         self.num_shared = 0
         """Hits on blocks that another row had at that time."""
         self._evictions: Counter[tuple[str, int]] = Counter()
@@ -188,8 +196,8 @@ class World:
     def send(self, message: IntakeMessage) -> None:
         self.pending_intake.append(message)
 
-    def join(self, name: str, num_blocks: int) -> None:
-        """A worker starts (again): its old incarnation is fenced, whatever it did."""
+    def join(self, name: str, num_blocks: int, num_cpu_blocks: int = 0, copy_rate: float = 0.0) -> None:
+        """A worker starts (again): its old incarnation is fenced, whatever it did. `copy_rate` is in bytes/s."""
         self.fence(name)
         incarnation = self.incarnations.get(name, 0) + 1
         self.incarnations[name] = incarnation
@@ -201,9 +209,11 @@ class World:
             block_size=self.config.block_size,
             max_num_seqs=self.config.max_num_seqs,
             max_tokens=self.config.max_num_batched_tokens,
+            num_cpu_blocks=num_cpu_blocks,
+            rates=(PREFILL_RATE, 0.0, float(copy_rate)),
         )
         self.shadows[name] = Shadow()
-        self.pending_events.append(WorkerJoined(name, incarnation, num_blocks))
+        self.pending_events.append(WorkerJoined(name, incarnation, num_blocks, num_cpu_blocks, BLOCK_BYTES))
 
     def fence(self, name: str) -> None:
         """The incarnation can publish nothing more. Nothing of it is in any world but the log."""
@@ -290,11 +300,12 @@ class World:
             if isinstance(message, Submit):
                 self.arrived.setdefault(message.request_id, tick.now)
         running = self._running_by_worker()
+        swapped = self._swapped()
         before = take_snapshot(self.core) if not (log or intake or events) else b""
         outcome = apply_tick(self.core, tick, log, intake, self.records)
         self.ticks.append(RecordedTick(tick, log, intake, _outcome_bytes(outcome)))
         self._digest.update(_outcome_bytes(outcome))
-        self._judge(outcome, log, running)
+        self._judge(outcome, log, running, swapped)
         for lane in self.core.lanes.values():
             self._evictions[lane.worker, lane.incarnation] = lane.pool.num_evictions
         if before and outcome.is_empty:
@@ -329,6 +340,10 @@ class World:
                 return
         raise AssertionError("no end: livelock")
 
+    def num_swapped_on(self, name: str) -> int:
+        """Requests whose KV lies in the host pool of a worker."""
+        return sum(swapped.lane.worker == name for swapped in self._swapped().values())
+
     @property
     def num_evicted(self) -> int:
         """Cached blocks that went because others needed the room."""
@@ -360,10 +375,17 @@ class World:
                 running.setdefault((lane.worker, lane.incarnation), []).append(request.request_id)
         return running
 
+    def _swapped(self) -> dict[str, SwappedOut]:
+        return {id: request.swapped for id, request in self.core.requests.items() if request.swapped is not None}
+
     # ------------------------------------------------------------ judging the core by its words
 
     def _judge(
-        self, outcome: TickOutcome, log: Sequence[LogMessage], running: dict[tuple[str, int], list[str]]
+        self,
+        outcome: TickOutcome,
+        log: Sequence[LogMessage],
+        running: dict[tuple[str, int], list[str]],
+        swapped: dict[str, SwappedOut],
     ) -> None:
         for message in log:
             if isinstance(message, StepResult):
@@ -383,8 +405,10 @@ class World:
         self.events += outcome.events
         self.ended += outcome.finished
         if outcome.plan is not None:
-            self._judge_admissions(outcome.plan.plan, outcome.plan.worker)
-            self._shadow_plan(outcome.plan.worker, outcome.plan.incarnation, outcome.plan.plan)
+            back = [new.request_id for new in outcome.plan.plan.added if new.request_id in swapped]
+            self._judge_swaps(outcome.plan.plan, outcome.plan.worker, swapped, back)
+            self._judge_admissions(outcome.plan.plan, outcome.plan.worker, back)
+            self._shadow_plan(outcome.plan.worker, outcome.plan.incarnation, outcome.plan.plan, back)
 
     def _judge_event(self, event: RequestEvent, running: dict[tuple[str, int], list[str]]) -> None:
         if event.kind is EventKind.PREEMPTED:
@@ -445,15 +469,46 @@ class World:
         else:
             assert not end.final.cumulative_logprob and not end.logprobs
 
-    def _judge_admissions(self, plan: StepPlan, worker: str) -> None:
+    def _judge_swaps(self, plan: StepPlan, worker: str, before: dict[str, SwappedOut], back: list[str]) -> None:
+        """Pinned host blocks are nobody else's; who comes back is given all that it left; nobody goes before them."""
+        pairs = {kind: _pairs_of(plan, kind) for kind in CopyKind}
+        after = {id: swapped for id, swapped in self._swapped().items() if swapped.lane.worker == worker}
+        left = [id for id in after if id not in before]
+        put = [slot for _, slot in pairs[CopyKind.OUT]]
+        read = [slot for slot, _ in pairs[CopyKind.IN]]
+        for request_id, swapped in after.items():
+            assert not set(swapped.slots) & set(read), "what is swapped out stays there"
+            assert set(swapped.slots) <= set(put) if request_id in left else not set(swapped.slots) & set(put)
+        tables = self._tables(plan)
+        for new in plan.added:
+            if new.request_id in back:
+                slots, blocks = before[new.request_id].slots, tables[new.row]
+                came = {block: slot for slot, block in pairs[CopyKind.IN]}
+                expected = [(slot, block) for slot, block in zip(slots, blocks, strict=False) if block in came]
+                assert expected == [(came[block], block) for _, block in expected], "blocks in another order"
+                assert len(slots) - len(expected) <= new.num_computed_tokens // self.config.block_size
+        assert not (left and plan.added), "a plan swaps out and seats"
+        assert [new.request_id for new in plan.added[: len(back)]] == back, "those that come back go first"
+        assert not after or len(plan.added) == len(back), "somebody was admitted before a swapped one"
+        self.num_swapped += len(left)
+        self.num_back += len(back)
+
+    def _tables(self, plan: StepPlan) -> dict[int, list[int]]:
+        tables: dict[int, list[int]] = {}
+        numbers = unpack_int32(plan.blocks)
+        for row, block_id in zip(numbers[::2], numbers[1::2], strict=True):
+            tables.setdefault(row, []).append(block_id)
+        return tables
+
+    def _judge_admissions(self, plan: StepPlan, worker: str, back: list[str]) -> None:
         """With one worker, requests of a class go in their order, and classes in that of the policy.
 
         A fresh one that would fit an empty worker may be passed a few times; one that ran before never is.
         """
-        if len(self.core.lanes) > 1 or not plan.added:
+        if len(self.core.lanes) > 1 or len(plan.added) == len(back):
             return
         room = self.core.lanes[worker].pool.num_blocks
-        added = [self.core.requests[new.request_id] for new in plan.added]
+        added = [self.core.requests[new.request_id] for new in plan.added[len(back) :]]
         order = self._order([*self.core.waiting, *added])
         seats = [request.seat for request in self.core.requests.values() if request.seat is not None]
         computing = {seat.request.submission.group for seat in seats if seat.first in (0, plan.plan_id)} - {""}
@@ -512,7 +567,7 @@ class World:
                     if other.request_id == ended.request_id:
                         other.last_holding = shadow.planned
 
-    def _shadow_plan(self, name: str, incarnation: int, plan: StepPlan) -> None:
+    def _shadow_plan(self, name: str, incarnation: int, plan: StepPlan, back: list[str]) -> None:
         shadow = self.shadows[name]
         if incarnation == self.incarnations[name] and name in self.workers:
             self.workers[name].inbox.append(plan)
@@ -521,25 +576,33 @@ class World:
             dropped = shadow.rows.pop(row, None)
             if dropped is not None:
                 dropped.last_holding = shadow.planned
+        self._shadow_copies(shadow, plan)
         for new in plan.added:
             assert new.row not in plan.dropped, "a row is reused in the plan that drops it"
             assert new.row not in shadow.rows, "a row is in use"
             shadow.rows[new.row] = ShadowRow(new.request_id, new.num_computed_tokens // self.config.block_size)
             self.admissions.append(new.request_id)
-            self._judge_hits(new)
+            self._judge_hits(new, back)
         self._shadow_beams(shadow, plan)
         assert len(shadow.rows) <= self.config.max_num_seqs
-        self._shadow_blocks(shadow, plan.blocks)
+        self._shadow_blocks(shadow, plan)
         shadow.planned = plan.plan_id
 
-    def _shadow_blocks(self, shadow: Shadow, blocks: bytes) -> None:
-        pairs: array[int] = unpack_int32(blocks)
+    def _shadow_copies(self, shadow: Shadow, plan: StepPlan) -> None:
+        """Only what was written is copied away. (What comes from the host was, if the worker has it; it looks.)"""
+        for block_id, _ in _pairs_of(plan, CopyKind.OUT):
+            assert block_id in shadow.holders, f"block {block_id} was never written"
+
+    def _shadow_blocks(self, shadow: Shadow, plan: StepPlan) -> None:
+        pairs: array[int] = unpack_int32(plan.blocks)
+        filled = {block_id for _, block_id in _pairs_of(plan, CopyKind.IN)}
         for row, block_id in zip(pairs[::2], pairs[1::2], strict=True):
             taker = shadow.rows[row]
-            if len(taker.blocks) < taker.num_hits:
+            if len(taker.blocks) < taker.num_hits and block_id not in filled:
                 assert block_id in shadow.holders, f"block {block_id} was never written"
                 self._share_block(shadow, taker, block_id)
             else:
+                filled.discard(block_id)  # whoever else begins with it in this plan hits it
                 self._take_block(shadow, taker, block_id)
             limit = self.records[taker.request_id]
             most = len(limit.prompt_tokens) // 4 + limit.params.max_tokens - 1
@@ -567,7 +630,7 @@ class World:
                 assert row.candidates_in >= max(1, row.named), "a search is planned ahead of its result"
                 row.last_holding = row.candidates_in
                 del shadow.rows[number]
-        copies = _copies_within(plan)
+        copies = {into: source for source, into in _pairs_of(plan, CopyKind.WITHIN)}
         for beam in plan.beams:
             assert beam.row not in shadow.rows and beam.row not in plan.dropped, "a row is in use"
             self._shadow_heir(shadow, beam, parents[beam.parent], copies).named = plan.plan_id
@@ -582,10 +645,11 @@ class World:
             self.num_beam_copies += 1
         return heir
 
-    def _judge_hits(self, new: NewRow) -> None:
+    def _judge_hits(self, new: NewRow, back: list[str]) -> None:
         """Only whole blocks are hit, and never a request's last token. A fork has all of its prompt but that."""
         assert new.num_computed_tokens < len(new.tokens) // 4
-        if self.records[new.request_id].group and new.num_computed_tokens == new.num_prompt_tokens - 1:
+        is_fork = self.records[new.request_id].group and new.num_computed_tokens == new.num_prompt_tokens - 1
+        if is_fork or new.request_id in back:
             return
         assert new.num_computed_tokens % self.config.block_size == 0
         assert self.config.enable_prefix_caching or not new.num_computed_tokens
@@ -597,13 +661,24 @@ class World:
             lane = self.core.lanes.get(worker.name)
             if lane is not None and lane.incarnation == worker.incarnation:
                 for entry in lane.pool.cache:
-                    assert worker.block(entry.block_id) == entry.tokens, f"block {entry.block_id} holds something else"
+                    held = worker.will_hold(entry.block_id)
+                    assert held == entry.tokens, f"block {entry.block_id} holds something else"
+                self._judge_host(worker, lane)
+
+    def _judge_host(self, worker: ContentWorker, lane: Lane) -> None:
+        """What was swapped out is there."""
+        for request in lane.swapped.values():
+            swapped = request.swapped
+            assert swapped is not None
+            held = b"".join(worker.will_hold(~slot) for slot in swapped.slots)
+            assert held[: 4 * swapped.num_computed] == request.known_tokens()[: 4 * swapped.num_computed]
 
     def judge_idle(self) -> None:
         """Everything has ended, with its whole text, and every block is free or cached."""
         stats = self.core.stats()
         assert self.core.is_idle
-        assert stats.num_running == stats.num_waiting == 0
+        assert stats.num_running == stats.num_waiting == stats.num_swapped == 0
+        assert stats.num_free_cpu_blocks + stats.num_cached_cpu_blocks == stats.num_cpu_blocks
         assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
         self.judge_cache()
         assert stats.left_requests == sum(count for _, count in stats.finished)
@@ -611,13 +686,9 @@ class World:
             assert reader.terminal is not None, f"{request_id} never ended"
 
 
-def _copies_within(plan: StepPlan) -> dict[int, int]:
-    """Source of each block that is a copy."""
-    pairs: array[int] = array("i")
-    for copies in plan.copies:
-        if copies.kind is CopyKind.WITHIN:
-            pairs += unpack_int32(copies.pairs)
-    return dict(zip(pairs[1::2], pairs[::2], strict=True))
+def _pairs_of(plan: StepPlan, kind: CopyKind) -> list[tuple[int, int]]:
+    numbers = [number for copy in plan.copies if copy.kind is kind for number in unpack_int32(copy.pairs)]
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def _outcome_bytes(outcome: TickOutcome) -> bytes:

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from services.scheduler.core.blocks import Reclaim
 from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.cost_model import Preemption
 from services.scheduler.core.evictable import Eviction
 from services.scheduler.core.extents import Fit
 from services.scheduler.core.policies.base import PolicyName
 from shared.messages import CopyKind, FinishReason, IntakeMessage, ProcessDied, Stop, Submit
 from shared.packing import unpack_int32
-from tests.fakes.scheduler_world import World, make_submission
+from tests.fakes.scheduler_world import BLOCK_BYTES, World, make_submission
 
 MAX_MODEL_LEN = 40
 WORKERS = ("w0", "w1", "w2")
@@ -65,6 +66,8 @@ configs = st.builds(
     eviction=st.sampled_from(Eviction),
     reclaim=st.sampled_from([Reclaim.LAZY, Reclaim.LAZY, Reclaim.LAZY, Reclaim.IMMEDIATE]),
     fit=st.sampled_from(Fit),
+    preemption=st.sampled_from(Preemption),
+    demotion=st.booleans(),
 )
 
 
@@ -140,7 +143,9 @@ class Play:
     def join(self, a: int, b: int) -> None:
         """A pool of between one and two requests of the longest kind: it is often full."""
         longest = self.world.config.blocks_for(MAX_MODEL_LEN)
-        self.world.join(WORKERS[a % len(WORKERS)], longest * (2 + b % 7) // 4)
+        num_cpu_blocks = (0, 2, longest // 2, longest, 3 * longest)[a // len(WORKERS) % 5]
+        copy_rate = BLOCK_BYTES * (0, 20, 500)[a // 16 % 3]
+        self.world.join(WORKERS[a % len(WORKERS)], longest * (2 + b % 7) // 4, num_cpu_blocks, copy_rate)
 
     def fail(self, a: int, b: int) -> None:
         self.world.fail(f"r{a % (len(self.world.readers) + 1)}")
@@ -199,6 +204,10 @@ class Play:
         self.seen["shared"] += self.world.num_shared
         self.seen["handed over"] += stats.num_handovers
         self.seen["drained"] += self.world.num_drained
+        self.seen["swapped"] += self.world.num_swapped
+        self.seen["back"] += self.world.num_back
+        self.seen["demoted"] += stats.num_demotions
+        self.seen["promoted"] += stats.num_promotions
         for reason, count in stats.finished:
             self.seen[reason] += count
 

@@ -45,7 +45,14 @@ def test_scheduler_and_worker_agree(model: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_scheduler_is_told_how_to_keep_blocks(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flags = {"enable_prefix_caching": False, "eviction": "lfu", "reclaim": "immediate", "fit": "worst"}
+    flags = {
+        "enable_prefix_caching": False,
+        "eviction": "lfu",
+        "reclaim": "immediate",
+        "fit": "worst",
+        "preemption": "swap",
+        "demotion": False,
+    }
     bases = [environment(load_settings(options), model) for options in (flags, {})]
     given, default = (load(SchedulerSettings, composition.scheduler_spec(b).environment, monkeypatch) for b in bases)
     assert {name: getattr(given, name) for name in flags} == flags
@@ -54,6 +61,8 @@ def test_the_scheduler_is_told_how_to_keep_blocks(model: Path, monkeypatch: pyte
         "eviction": "lru",
         "reclaim": "lazy",
         "fit": "first",
+        "preemption": "auto",
+        "demotion": True,
     }
 
 
