@@ -405,7 +405,9 @@ class World:
         self.events += outcome.events
         self.ended += outcome.finished
         if outcome.plan is not None:
-            back = [new.request_id for new in outcome.plan.plan.added if new.request_id in swapped]
+            lane = self.core.lanes[outcome.plan.worker]
+            here = {id for id, left in swapped.items() if left.lane is lane}
+            back = [new.request_id for new in outcome.plan.plan.added if new.request_id in here]
             self._judge_swaps(outcome.plan.plan, outcome.plan.worker, swapped, back)
             self._judge_admissions(outcome.plan.plan, outcome.plan.worker, back)
             self._shadow_plan(outcome.plan.worker, outcome.plan.incarnation, outcome.plan.plan, back)
