@@ -1,6 +1,8 @@
 """The host pool under pressure: many long answers in small pools, so that requests are swapped and blocks demoted."""
 
+import zlib
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -10,6 +12,7 @@ from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.cost_model import Preemption
 from services.scheduler.core.evictable import Eviction
 from services.scheduler.core.extents import Fit
+from services.scheduler.core.policies.base import PolicyName
 from shared.messages import FinishReason
 from tests.fakes.scheduler_world import BLOCK_BYTES, make_submission
 from tests.property.test_core import MAX_MODEL_LEN, WORKERS, Action, Play, byte
@@ -17,41 +20,15 @@ from tests.property.test_core import MAX_MODEL_LEN, WORKERS, Action, Play, byte
 NUM_EXAMPLES = 120
 
 # Names repeat by how often they should happen.
-NAMES = (
-    ["submit"] * 6
-    + ["turn"] * 4
-    + ["step"] * 4
-    + ["run"] * 12
-    + [
-        "stop_away",
-        "abort_away",
-        "fence",
-        "drain",
-        "save",
-        "abort",
-        "stop",
-        "stop_away",
-        "abort_away",
-        "join",
-        "fence",
-        "drain",
-        "fail",
-        "lose",
-        "save",
-        "restart",
-    ]
-)
-
-
-def parse_script(data: bytes) -> list[Action]:
-    return [Action(NAMES[data[i] % len(NAMES)], data[i + 1], data[i + 2]) for i in range(0, len(data) - 2, 3)]
-
-
-scripts = st.binary(min_size=120, max_size=240).map(parse_script)
-host_sizes = st.sampled_from([4, 12, 4, 2, 12, 1, 0])
+NAMES = ["submit"] * 7 + ["turn"] * 4 + ["step"] * 4 + ["run"] * 12 + ["strike"] * 5 + ["join"] * 2 + ["fail", "lose"]
+# What the script's checksum chooses: evenly, as Hypothesis does not choose.
+MODES = (Preemption.SWAP, Preemption.AUTO, Preemption.SWAP, Preemption.AUTO, Preemption.RECOMPUTE)
+HOST_SIZES = (4, 12, 4, 2, 12, 1, 0)
 """Quarters of what the longest request needs."""
-copy_rates = st.sampled_from([20, 500, 500])
+COPY_RATES = (20, 500, 500)
 """Blocks per second."""
+
+scripts = st.binary(min_size=120, max_size=240)
 configs = st.builds(
     SchedulerConfig,
     max_model_len=st.just(MAX_MODEL_LEN),
@@ -59,72 +36,62 @@ configs = st.builds(
     max_num_seqs=st.integers(3, 5),
     max_num_batched_tokens=st.integers(4, 20),
     plan_ahead=st.sampled_from([1, 2, 2]),
+    policy=st.sampled_from(PolicyName),
     admission_room=st.integers(0, 2),
     enable_prefix_caching=st.sampled_from([True, True, True, False]),
     eviction=st.sampled_from(Eviction),
     fit=st.sampled_from(Fit),
-    preemption=st.sampled_from(
-        [Preemption.AUTO, Preemption.SWAP, Preemption.AUTO, Preemption.SWAP, Preemption.RECOMPUTE]
-    ),
     demotion=st.booleans(),
 )
 
 
 class Pressure(Play):
-    """Like `Play`, but answers are long, and pools hold between one and two of the longest requests."""
+    """Like `Play`, but answers are long, pools hold one to two of the longest requests, and what is swapped is hit."""
 
     def __init__(self, config: SchedulerConfig, host_size: int, copy_rate: int) -> None:
         super().__init__(config)
-        longest = config.blocks_for(MAX_MODEL_LEN)
-        self.num_cpu_blocks = -(-host_size * longest // 4)
+        self.longest = config.blocks_for(MAX_MODEL_LEN)
+        self.num_cpu_blocks = -(-host_size * self.longest // 4)
         self.copy_rate = copy_rate * BLOCK_BYTES
 
     def submit(self, a: int, b: int) -> None:
         number = len(self.world.readers)
         prompt = [1 + (a // 32 + position) % 20 for position in range(1 + a % 24)]
-        told = 16 + b % 9
-        submission = make_submission(
-            f"r{number}", prompt, max_tokens=min(told, MAX_MODEL_LEN - len(prompt)), ignore_eos=True
+        max_tokens = min(16 + b % 9, MAX_MODEL_LEN - len(prompt))
+        self.world.submit(
+            make_submission(
+                f"r{number}",
+                prompt,
+                max_tokens=max_tokens,
+                ignore_eos=True,
+                tenant=("", "other")[b % 2],
+                priority=(0, 3)[a % 2],
+            )
         )
-        self.world.submit(submission)
 
     def join(self, a: int, b: int) -> None:
-        longest = self.world.config.blocks_for(MAX_MODEL_LEN)
-        num_blocks = longest * (4 + b % 5) // 4
+        num_blocks = self.longest * (4 + b % 5) // 4
         self.world.join(WORKERS[a % len(WORKERS)], num_blocks, self.num_cpu_blocks, self.copy_rate)
 
-    def _away(self, a: int) -> str | None:
-        away = [diagnosis.request_id for diagnosis in self.world.core.diagnostics() if diagnosis.reason == "swapped"]
-        return away[a % len(away)] if away else None
-
-    def abort_away(self, a: int, b: int) -> None:
-        request_id = self._away(a)
-        if request_id is not None:
-            self.world.abort(request_id)
-            self.seen["aborted while swapped"] += 1
-
-    def stop_away(self, a: int, b: int) -> None:
-        """A stop string completed in what was told before."""
-        request_id = self._away(a)
-        if request_id is not None and self.world.readers[request_id].tokens:
-            self.seen["stopped while swapped"] += 1
-            self.world.stop(request_id, max(1, len(self.world.readers[request_id].tokens) - b % 3))
-
-    def fence(self, a: int, b: int) -> None:
-        self.seen["fenced with swapped"] += self.world.num_swapped_on(WORKERS[a % len(WORKERS)])
-        super().fence(a, b)
-
-    def drain(self, a: int, b: int) -> None:
-        self.seen["drained with swapped"] += self.world.num_swapped_on(WORKERS[a % len(WORKERS)])
-        super().drain(a, b)
-
-    def restart(self, a: int, b: int) -> None:
-        self.seen["restarted with swapped"] += any(self.world.num_swapped_on(name) for name in WORKERS)
-        super().restart(a, b)
-
-    def save(self, a: int, b: int) -> None:
-        self.seen["saved with swapped"] += any(self.world.num_swapped_on(name) for name in WORKERS)
-        super().save(a, b)
+    def strike(self, a: int, b: int) -> None:
+        """Something happens to a swapped request, if there is one."""
+        away = [diagnosis for diagnosis in self.world.core.diagnostics() if diagnosis.reason == "swapped"]
+        if not away:
+            return
+        victim = away[b % len(away)]
+        name = ("abort", "stop", "fence", "drain", "restart")[a % 5]
+        told = len(self.world.readers[victim.request_id].tokens)
+        if name == "abort":
+            self.world.abort(victim.request_id)
+        elif name == "stop":
+            self.world.stop(victim.request_id, max(1, told - b % 3))
+        elif name == "restart":
+            if b % 2:
+                self.world.save()
+            self.world.restart()
+        else:
+            getattr(self.world, name)(victim.worker)
+        self.seen[f"{name} while swapped"] += 1
 
 
 @pytest.mark.slow
@@ -133,20 +100,15 @@ def test_swap_demotion_and_recompute_never_change_a_text() -> None:
     seen: Counter[str] = Counter()
 
     @settings(max_examples=max(NUM_EXAMPLES, settings().max_examples), phases=[Phase.explicit, Phase.generate])
-    @given(configs, host_sizes, copy_rates, st.integers(1, 3), byte, scripts)
-    def run(
-        config: SchedulerConfig,
-        host_size: int,
-        copy_rate: int,
-        num_workers: int,
-        capacity: int,
-        script: list[Action],
-    ) -> None:
-        play = Pressure(config, host_size, copy_rate)
+    @given(configs, st.integers(1, 3), byte, scripts)
+    def run(config: SchedulerConfig, num_workers: int, capacity: int, data: bytes) -> None:
+        number = zlib.crc32(data)
+        config = replace(config, preemption=MODES[number % 5])
+        play = Pressure(config, HOST_SIZES[number // 5 % 7], COPY_RATES[number // 35 % 3])
         for index in range(num_workers):
             play.join(index, capacity + 3 * index)
-        for action in script:
-            play.act(action)
+        for i in range(0, len(data) - 2, 3):
+            play.act(Action(NAMES[data[i] % len(NAMES)], data[i + 1], data[i + 2]))
         play.finish()
         seen.update(play.seen)
         seen[f"swapped by {config.preemption}"] += play.world.num_swapped
@@ -159,21 +121,20 @@ def test_swap_demotion_and_recompute_never_change_a_text() -> None:
 
 MECHANISMS = {
     "preempted": 100,
-    "swapped by swap": 30,
+    "swapped by swap": 20,
     "swapped by auto": 10,
     "back": 30,
     "demoted": 100,
     "promoted": 20,
     "requeued": 20,
-    "lost": 5,
-    "aborted while swapped": 3,
-    "stopped while swapped": 3,
-    "fenced with swapped": 3,
-    "drained with swapped": 3,
-    "saved with swapped": 3,
-    "restarted with swapped": 3,
+    "lost": 3,
+    "abort while swapped": 3,
+    "stop while swapped": 3,
+    "fence while swapped": 3,
+    "drain while swapped": 3,
+    "restart while swapped": 3,
     FinishReason.LENGTH: 100,
-    FinishReason.STOP: 20,
-    FinishReason.ABORT: 20,
+    FinishReason.STOP: 3,
+    FinishReason.ABORT: 3,
     FinishReason.ERROR: 20,
 }
