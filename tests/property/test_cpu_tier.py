@@ -48,11 +48,12 @@ configs = st.builds(
 class Pressure(Play):
     """Like `Play`, but answers are long, pools hold one to two of the longest requests, and what is swapped is hit."""
 
-    def __init__(self, config: SchedulerConfig, host_size: int, copy_rate: int) -> None:
+    def __init__(self, config: SchedulerConfig, host_size: int, copy_rate: int, first_strike: int) -> None:
         super().__init__(config)
         self.longest = config.blocks_for(MAX_MODEL_LEN)
         self.num_cpu_blocks = -(-host_size * self.longest // 4)
         self.copy_rate = copy_rate * BLOCK_BYTES
+        self.num_strikes = first_strike
 
     def submit(self, a: int, b: int) -> None:
         number = len(self.world.readers)
@@ -79,7 +80,8 @@ class Pressure(Play):
         if not away:
             return
         victim = away[b % len(away)]
-        name = ("abort", "stop", "fence", "drain", "restart")[a % 5]
+        self.num_strikes += 1
+        name = ("abort", "stop", "fence", "drain", "restart")[self.num_strikes % 5]
         told = len(self.world.readers[victim.request_id].tokens)
         if name == "abort":
             self.world.abort(victim.request_id)
@@ -104,7 +106,7 @@ def test_swap_demotion_and_recompute_never_change_a_text() -> None:
     def run(config: SchedulerConfig, num_workers: int, capacity: int, data: bytes) -> None:
         number = zlib.crc32(data)
         config = replace(config, preemption=MODES[number % 5])
-        play = Pressure(config, HOST_SIZES[number // 5 % 7], COPY_RATES[number // 35 % 3])
+        play = Pressure(config, HOST_SIZES[number // 5 % 7], COPY_RATES[number // 35 % 3], number)
         for index in range(num_workers):
             play.join(index, capacity + 3 * index)
         for i in range(0, len(data) - 2, 3):
