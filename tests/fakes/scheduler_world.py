@@ -172,6 +172,8 @@ class World:
         self.admissions: list[str] = []
         self.arrived: dict[str, float] = {}
         """By request: the time of the tick that brought it."""
+        self.num_bypasses = 0
+        """As the core counts them, with any number of workers."""
         self.bypasses: Counter[str] = Counter()
         """By request: how often one of its class that came later was admitted before it."""
         self._digest = hashlib.sha256()
@@ -301,11 +303,14 @@ class World:
                 self.arrived.setdefault(message.request_id, tick.now)
         running = self._running_by_worker()
         swapped = self._swapped()
+        passed = {request.request_id: request.num_bypassed for request in self.core.waiting}
         before = take_snapshot(self.core) if not (log or intake or events) else b""
         outcome = apply_tick(self.core, tick, log, intake, self.records)
         self.ticks.append(RecordedTick(tick, log, intake, _outcome_bytes(outcome)))
         self._digest.update(_outcome_bytes(outcome))
         self._judge(outcome, log, running, swapped)
+        waiting = {request.request_id: request.num_bypassed for request in self.core.waiting}
+        self.num_bypasses += sum(count - passed[id] for id, count in waiting.items() if id in passed)
         for lane in self.core.lanes.values():
             self._evictions[lane.worker, lane.incarnation] = lane.pool.num_evictions
         if before and outcome.is_empty:

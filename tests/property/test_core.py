@@ -57,7 +57,7 @@ configs = st.builds(
     max_num_seqs=st.integers(1, 5),
     max_num_batched_tokens=st.integers(1, 12),
     plan_ahead=st.sampled_from([1, 2, 2]),
-    policy=st.sampled_from(PolicyName),
+    policy=st.sampled_from([*PolicyName, PolicyName.FAIR]),
     priority_ageing_s=st.sampled_from([0.001, 0.02, 1.0]),
     tenant_weights=st.sampled_from(["", "other=3"]),
     max_bypasses=st.sampled_from([0, 1, 3, 16]),
@@ -197,7 +197,8 @@ class Play:
         self.seen["ignored"] += stats.num_ignored_messages
         self.seen["hits"] += len(self.world.cached)
         self.seen["evicted"] += self.world.num_evicted
-        self.seen["bypassed"] += self.world.bypasses.total()
+        self.seen["made way"] += sum(event.reason == "share" for event in self.world.events)
+        self.seen["bypassed"] += self.world.num_bypasses
         self.seen["beam searches"] += self.world.num_searches
         self.seen["beam copies"] += self.world.num_beam_copies
         self.seen["logprobs"] += self.world.num_logprobs
@@ -237,6 +238,7 @@ def test_every_text_is_right_whatever_happens() -> None:
         "evicted",
         "shared",
         "bypassed",
+        "made way",
         "forked",
         "forked blocks",
         "copied on write",

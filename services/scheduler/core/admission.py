@@ -51,7 +51,8 @@ def admit(core: "SchedulerCore", lane: Lane, draft: PlanDraft, budget: int, *, l
 
     `limit` bounds how many requests are looked at.
     """
-    if not (budget and lane.free_rows and len(core.waiting)):
+    is_full = lane.pool.num_available <= core.config.room(lane.num_rows)
+    if is_full or not (budget and lane.free_rows and len(core.waiting)):
         return budget
     trial = _place(core, lane, budget, limit)
     for request, hits, source, num_passed in trial.placed:

@@ -42,7 +42,7 @@ def plan_for(core: "SchedulerCore", lane: Lane) -> StepPlan | None:
     beam_rows.plan(lane, draft)
     budget = _prefill_budget(core, lane, lane.decode + len(draft.beams))
     running = sorted(lane.prefill.values(), key=lambda seat: core.policy.precedence(seat.request))
-    if not (shortage or lane.swapped) and _is_claimed(core):
+    if running and not (shortage or lane.swapped) and _is_claimed(core):
         budget = admit(core, lane, draft, budget, limit=1)
     for seat in running:
         if budget:
@@ -76,6 +76,8 @@ def _prefill_budget(core: "SchedulerCore", lane: Lane, num_single: int) -> int:
 
 def _is_claimed(core: "SchedulerCore") -> bool:
     """Whether the next request in order goes before prompts that are half computed."""
+    if not core.policy.has_claims:
+        return False
     request = core.waiting.first()
     return request is not None and core.policy.claims_seat(request)
 

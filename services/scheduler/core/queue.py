@@ -20,6 +20,12 @@ class _Class:
     """They ran already, and go first."""
     fresh: list[Request] = field(default_factory=list)
 
+    def oldest(self) -> Request:
+        """Of all; a class is not empty."""
+        if self.begun and self.fresh:
+            return min(self.begun[0], self.fresh[0], key=_arrival)
+        return (self.begun or self.fresh)[0]
+
     def of(self, request: Request) -> list[Request]:
         return self.begun if request.has_begun else self.fresh
 
@@ -70,17 +76,18 @@ class WaitingQueue:
                 yield from requests.begun
                 yield from requests.fresh
             return
-        walks = (_Walk(requests) for requests in self._classes.values())
-        heap = [self._entry(walk, oldest) for walk in walks if (oldest := walk.oldest()) is not None]
+        heap: list[tuple[float, int, _Class | _Walk]] = [self._entry(requests) for requests in self._classes.values()]
         heapify(heap)
         while heap:
             walk = heap[0][2]
+            if isinstance(walk, _Class):
+                walk = _Walk(walk)
             yield walk.take()
             oldest = walk.oldest()
             if oldest is None:
                 heappop(heap)
             else:
-                heapreplace(heap, self._entry(walk, oldest))
+                heapreplace(heap, (self.policy.rank(oldest, walk.num_tokens_ahead), oldest.arrival, walk))
 
     def oldest(self) -> Request | None:
         """The one that arrived first."""
@@ -93,11 +100,15 @@ class WaitingQueue:
             yield from requests.begun
 
     def first(self) -> Request | None:
-        """The next one in order."""
-        return next(iter(self), None)
+        """The next one in order. O(classes)."""
+        if not self._classes:
+            return None
+        requests = min(map(self._entry, self._classes.values()))[2]
+        return (requests.begun or requests.fresh)[0]
 
-    def _entry(self, walk: _Walk, oldest: Request) -> tuple[float, int, _Walk]:
-        return self.policy.rank(oldest, walk.num_tokens_ahead), oldest.arrival, walk
+    def _entry(self, requests: _Class) -> "tuple[float, int, _Class]":
+        oldest = requests.oldest()
+        return self.policy.rank(oldest, 0), oldest.arrival, requests
 
     def push(self, request: Request) -> None:
         """A request waits (again)."""

@@ -26,6 +26,8 @@ def displaced(core: "SchedulerCore", lane: Lane) -> list[Seat]:
 
     None if it claims nothing, if some lane has room for it, or if all that may be taken here would not be enough.
     """
+    if not (core.policy.has_claims and core.policy.has_donors):
+        return []
     request = core.waiting.first()
     if request is None or lane.draining or lane.broken or not core.policy.claims_seat(request):
         return []

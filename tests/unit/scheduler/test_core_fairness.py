@@ -1,6 +1,7 @@
 """Policy `fair` in virtual time: tokens served per tenant (case 81, BEST-27)."""
 
 from collections import Counter
+from statistics import quantiles
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.policies.base import PolicyName
 from services.scheduler.core.policies.fair import MIN_REMEMBERED, Fair
 from shared.messages import Submission
-from tests.fakes.scheduler_world import make_submission
+from tests.fakes.scheduler_world import World, make_submission
 from tests.fakes.timed_pool import Arrival, TimedPool
 
 
@@ -54,6 +55,54 @@ def test_two_backlogged_tenants_get_the_same_number_of_tokens() -> None:
         index[policy] = jain(pool.served - before, {"a": 1, "b": 1})
     assert index[PolicyName.FAIR] >= 0.95
     assert index[PolicyName.FCFS] < 0.6
+
+
+INTERACTIVE = [Arrival(0.713 + 1.013 * n, request("b", n, 900, 100)) for n in range(25)]
+"""One request per second, never at the same point of a step."""
+
+
+def p95_ttft(arrivals: list[Arrival], **options: Any) -> tuple[float, TimedPool]:
+    """Of tenant b, in seconds."""
+    pool = make_pool(max_num_batched_tokens=256, **options)
+    pool.run(arrivals)
+    assert pool.core.is_idle
+    times = [pool.first_token[s.request_id] - at for at, s in arrivals if s.tenant == "b"]
+    return quantiles(times, n=20)[18], pool
+
+
+@pytest.mark.parametrize("max_num_seqs", [16, 64])
+def test_a_flood_of_one_tenant_hardly_delays_another(max_num_seqs: int) -> None:
+    """BEST-27: a sends 100 requests of 1,000 tokens at once, b one per second: b's p95 TTFT stays under twice its solo
+    one. First come, first served it is more than 50 times that."""
+    flood = [*backlog("a", 100, 500, 500), *INTERACTIVE]
+    solo, _ = p95_ttft(INTERACTIVE, max_num_seqs=max_num_seqs)
+    shared, pool = p95_ttft(flood, max_num_seqs=max_num_seqs)
+    unfair, _ = p95_ttft(flood, max_num_seqs=max_num_seqs, policy=PolicyName.FCFS)
+    assert shared < 2 * solo
+    assert unfair > 50 * solo
+    assert pool.core.stats().num_preemptions >= 5, "nobody had to make way"
+
+
+def test_tenants_that_both_want_more_do_not_displace_each_other() -> None:
+    pool = make_pool()
+    pool.run([*backlog("a", 60, 100, 50), *backlog("b", 60, 100, 50, at=1.0)])
+    assert pool.core.is_idle
+    assert pool.core.stats().num_preemptions <= 2
+
+
+@pytest.mark.parametrize(("size", "num_preempted"), [(60, 0), (44, 1)])
+def test_nobody_makes_way_for_a_request_that_would_not_fit_anyway(size: int, num_preempted: int) -> None:
+    """The larger one needs more blocks than those that are above their share could give."""
+    world = World(SchedulerConfig(max_model_len=200, block_size=4, policy=PolicyName.FAIR, admission_room=0))
+    world.join("w", 20)
+    for number in range(2):
+        world.submit(request("a", number, 20, 14))
+        world.turn()
+        world.step("w")
+    world.submit(request("b", 0, size, 10))
+    world.settle()
+    world.judge_idle()
+    assert sum(event.reason == "share" for event in world.events) == num_preempted
 
 
 def test_weights_are_shares() -> None:

@@ -61,6 +61,16 @@ class Policy(ABC):
     def on_admitted(self, request: Request, num_tokens: int) -> None:
         """A request runs for the first time; `num_tokens` of its prompt are to be computed."""
 
+    @property
+    def has_claims(self) -> bool:
+        """Whether some waiting request may claim a seat."""
+        return False
+
+    @property
+    def has_donors(self) -> bool:
+        """Whether some running request may have to make way."""
+        return False
+
     def claims_seat(self, request: Request) -> bool:
         """Whether the next request in order need not wait until a seat or the budget of a pass becomes free."""
         return False

@@ -85,6 +85,8 @@ class Fair(Policy):
         self._num_live: dict[str, int] = {}
         self._num_seated: dict[str, int] = {}
         self._total_seated = 0
+        self._seats_changed = True
+        self._some_claim = self._some_give = False
         self._total_weight = Fraction(0)
         """Of the tenants in `_num_live`; exact, so it does not depend on the order in which they came."""
         self._last = ""
@@ -111,8 +113,30 @@ class Fair(Policy):
         tenant = request.submission.tenant
         return -1.0 if self._wants_little(tenant) else self.counter(tenant), request.arrival
 
+    # ------------------------------------------------------------ seats
+
+    @property
+    def has_claims(self) -> bool:
+        self._look_at_seats()
+        return self._some_claim
+
+    @property
+    def has_donors(self) -> bool:
+        self._look_at_seats()
+        return self._some_give
+
+    def _look_at_seats(self) -> None:
+        """O(tenants), but only after somebody came, went, sat down or got up: not in steady decode."""
+        if self._seats_changed:
+            live, seated = self._num_live.items(), self._num_seated
+            self._some_claim = any(num > seated.get(tenant, 0) and self._may_claim(tenant) for tenant, num in live)
+            self._some_give = any(num > max(1.0, self._share(tenant)) for tenant, num in seated.items())
+            self._seats_changed = False
+
     def claims_seat(self, request: Request) -> bool:
-        tenant = request.submission.tenant
+        return self._may_claim(request.submission.tenant)
+
+    def _may_claim(self, tenant: str) -> bool:
         return tenant not in self._num_seated or self._wants_little(tenant)
 
     def yields_to(self, seat: "Seat", request: Request, num_leaving: int) -> bool:
@@ -144,6 +168,7 @@ class Fair(Policy):
     def on_seated(self, seat: "Seat") -> None:
         _add(self._num_seated, seat.request.submission.tenant, 1)
         self._total_seated += 1
+        self._seats_changed = True
 
     def on_decoding(self, seat: "Seat") -> None:
         tenants = self._rows.setdefault(seat.lane, {})
@@ -155,6 +180,7 @@ class Fair(Policy):
         tenant = seat.request.submission.tenant
         _add(self._num_seated, tenant, -1)
         self._total_seated -= 1
+        self._seats_changed = True
         if not seat.first:
             return
         tenants = self._rows[seat.lane]
@@ -176,10 +202,12 @@ class Fair(Policy):
         if tenant not in self._num_live:
             self._total_weight += Fraction(self._weight(tenant))
         _add(self._num_live, tenant, 1)
+        self._seats_changed = True
 
     def on_ended(self, request: Request) -> None:
         tenant = request.submission.tenant
         _add(self._num_live, tenant, -1)
+        self._seats_changed = True
         if tenant not in self._num_live:
             self._total_weight -= Fraction(self._weight(tenant))
 
