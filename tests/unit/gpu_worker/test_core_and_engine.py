@@ -78,7 +78,7 @@ def by_transformers(peer: LlamaForCausalLM, prompt: list[int], params: SamplingP
     return list(zip(outputs, found.sequences_scores.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("num_blocks", [200, 22])
+@pytest.mark.parametrize("num_blocks", [200, 18])
 def test_beam_searches_for_eight_prompts_equal_those_of_transformers(num_blocks: int, tiny, make_driver) -> None:
     """Prompt lengths at the end of a block and one beside it, beside each other, with room and with preemptions."""
     searches = {}
