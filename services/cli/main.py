@@ -108,6 +108,29 @@ def ps(
 
 @app.command()
 @reports_errors
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with all of a frame's data.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between frames.")] = 1.0,
+    redis_url: Annotated[
+        str | None, typer.Option(help="Redis (REDIS_URL).", show_default="that of the `pagewire up` here")
+    ] = None,
+    pool: Annotated[str | None, typer.Option(help="Pool name.", show_default="that of the `pagewire up` here")] = None,
+    state_dir: StateDirectory = None,
+) -> None:
+    """Watch a pool: queues and why requests wait, workers, their blocks, rates. Ctrl-C ends it."""
+    from services.cli.serve import joined_pool
+    from services.cli.top import show_live, show_once
+
+    url, name = joined_pool(load_settings({"redis_url": redis_url, "pool": pool, "state_dir": state_dir}))
+    if once or as_json:
+        show_once(url, name, as_json=as_json)
+    else:
+        show_live(url, name, interval_s=interval)
+
+
+@app.command()
+@reports_errors
 def pull(
     model: Annotated[
         str | None, typer.Argument(help=".gguf file or hub name.", show_default="smollm2-135m-instruct")

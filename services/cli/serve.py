@@ -47,6 +47,17 @@ def _program(
     return spec.command[0], spec.command, {**spec.environment, **own}
 
 
+def joined_pool(settings: Settings) -> tuple[str, str]:
+    """(Redis URL, pool): as given, else those of the `pagewire up` of the same state directory.
+
+    Raises:
+        ConfigError: no Redis is given, and nothing runs here.
+    """
+    state = StateDir(settings.state_dir).read()
+    is_given = "pool" in settings.model_fields_set or settings.redis_url
+    return _redis_url(settings), settings.pool if is_given or state is None else state.pool
+
+
 def _redis_url(settings: Settings) -> str:
     if settings.redis_url:
         return settings.redis_url
