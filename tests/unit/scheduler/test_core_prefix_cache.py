@@ -9,6 +9,7 @@ from services.scheduler.core import prefix_cache
 from services.scheduler.core.blocks import BlockPool, Reclaim
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.evictable import Eviction
+from services.scheduler.core.policies.base import PolicyName
 from services.scheduler.core.prefix_cache import block_key, domain, root_key
 from services.scheduler.core.snapshot import restore, take_snapshot
 from shared.packing import pack_int32
@@ -328,13 +329,15 @@ def test_a_table_takes_the_entry_of_an_idle_block_over() -> None:
 # ---------------------------------------------------------------- progress, snapshot
 
 
+@pytest.mark.parametrize("policy", PolicyName)
 @pytest.mark.parametrize("caching", [True, False])
-def test_four_times_the_pool_finishes(caching: bool) -> None:
+def test_four_times_the_pool_finishes(caching: bool, policy: PolicyName) -> None:
     """BEST-25 and case 75: everybody ends, and nobody is preempted again and again."""
-    world = make_world(24, enable_prefix_caching=caching, max_num_seqs=16)
+    world = make_world(24, enable_prefix_caching=caching, max_num_seqs=16, policy=policy, priority_ageing_s=0.01)
     for index in range(16):
         prompt = [1, 2, 3, 4, 1 + index, *range(1, 8)]
-        world.submit(make_submission(f"r{index}", prompt, max_tokens=12, ignore_eos=True))
+        whose: dict[str, Any] = {"tenant": "ab"[index > 12] if policy == "fair" else "", "priority": index % 3}
+        world.submit(make_submission(f"r{index}", prompt, max_tokens=12, ignore_eos=True, **whose))
     world.settle()
     world.judge_idle()
     times = [sum(e.request_id == f"r{index}" and e.kind == "preempted" for e in world.events) for index in range(16)]
