@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import redis
+from hiredis import pack_command
 from redis.exceptions import ResponseError
 
 Command: TypeAlias = Sequence[bytes | str | float]
@@ -52,7 +53,7 @@ class Channel:
         self._freshen()
         connection = self._connection
         try:
-            connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+            connection.send_packed_command([b"".join(map(pack_command, commands))], check_health=False)
             replies = [self._reply() for _ in commands]
         except BaseException:
             self.close()
