@@ -77,13 +77,14 @@ def measure_steady(num_rows: int, num_steps: int, **options: Any) -> dict[str, V
     for index in range(num_rows):
         bench.core.add_request(submission(index))
     bench.settle()
-    seconds, sizes = [], []
+    seconds, sizes, cpu = [], [], 0.0
     gc.collect()
     for _ in range(num_steps):
         result = bench.answers.popleft()
-        start = time.perf_counter()
+        start, begun = time.perf_counter(), time.thread_time()
         bench.core.update_from_result(result)
         scheduled = bench.core.schedule(0.0)
+        cpu += time.thread_time() - begun
         seconds.append(time.perf_counter() - start)
         assert scheduled is not None
         sizes.append(len(encode(scheduled.plan)))
@@ -91,6 +92,7 @@ def measure_steady(num_rows: int, num_steps: int, **options: Any) -> dict[str, V
     bench.check()
     return {
         "running": float(num_rows),
+        "CPU mean µs": cpu / num_steps * 1e6,
         **Times.of(seconds).row(),
         "vLLM 0.32 µs": VLLM_US.get(num_rows),
         "plan bytes": sum(sizes) / len(sizes),

@@ -126,12 +126,11 @@ class Lane:
 
     def grow(self, draft: PlanDraft) -> None:
         """Give a block to every decode row that crosses a boundary; the pool has enough."""
-        seats = self.boundary().values()
-        pairs = draft.blocks
-        for seat, block_id in zip(seats, self.pool.allocate_each([seat.blocks[-1] for seat in seats]), strict=True):
+        seats = self.boundary()
+        blocks = self.pool.allocate_each([seat.blocks[-1] for seat in seats.values()])
+        for seat, block_id in zip(seats.values(), blocks, strict=True):
             seat.blocks.append(block_id)
-            pairs.append(seat.row)
-            pairs.append(block_id)
+        draft.give_each(seats, blocks)
 
     def admit(self, draft: PlanDraft, request: Request, hits: Sequence[CachedBlock] = ()) -> Seat:
         """Seat `request` with blocks for all of its known tokens, cached ones in front.

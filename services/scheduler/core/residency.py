@@ -4,7 +4,7 @@ Keys are computed when they are first needed and stay with the request. Every to
 every block that `keep` is told of: the plans that wrote it are answered.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.blocks import BlockPool
@@ -41,9 +41,10 @@ def keep(seat: "Seat", pool: BlockPool, num_tokens: int, block_size: int) -> Non
     if start >= stop:
         return
     request = seat.request
-    _extend_keys(request, stop, block_size)
     parent = seat.parent if start else domain_of(request)
-    tokens = _blocks(request.tokens_between(start * block_size, stop * block_size), block_size)
+    tokens = list(_blocks(request.tokens_between(start * block_size, stop * block_size), block_size))
+    _extend_keys(request, start, block_size)
+    _chain(request, tokens[len(request.block_keys) - start :])
     seat.parent = pool.keep(seat.blocks[start:stop], request.block_keys[start:stop], parent, tokens)
     seat.num_kept = stop
 
@@ -57,11 +58,16 @@ def _keys(request: Request, most: int, block_size: int) -> Iterator[bytes]:
 
 
 def _extend_keys(request: Request, num_blocks: int, block_size: int) -> None:
+    """Bring the request's keys up to `num_blocks`, if they are fewer."""
+    num_known = len(request.block_keys)
+    if num_known < num_blocks:
+        _chain(request, _blocks(request.tokens_between(num_known * block_size, num_blocks * block_size), block_size))
+
+
+def _chain(request: Request, blocks: Iterable[bytes]) -> None:
+    """Append the keys of the blocks that follow those with keys."""
     keys = request.block_keys
-    if len(keys) < num_blocks:
-        before = keys[-1] if keys else root_key(domain_of(request))
-        tokens = request.tokens_between(len(keys) * block_size, num_blocks * block_size)
-        keys.extend(chain_keys(before, _blocks(tokens, block_size)))
+    keys.extend(chain_keys(keys[-1] if keys else root_key(domain_of(request)), blocks))
 
 
 def _blocks(tokens: bytes, block_size: int) -> Iterator[bytes]:

@@ -1,7 +1,7 @@
 """Who sits on a lane's rows, and what its plans in flight say of them."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -107,3 +107,9 @@ class PlanDraft:
         for block_id in blocks:
             self.blocks.append(row)
             self.blocks.append(block_id)
+
+    def give_each(self, rows: Collection[int], blocks: Sequence[int]) -> None:
+        """One block to each row."""
+        pairs = array("i", bytes(8 * len(rows)))
+        pairs[::2], pairs[1::2] = array("i", rows), array("i", blocks)
+        self.blocks += pairs
