@@ -13,6 +13,7 @@ room there, and wait for those workers' next plans.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import NamedTuple
 
 from services.scheduler.core.config import SchedulerConfig
@@ -20,6 +21,7 @@ from services.scheduler.core.forks import extent_of
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.prefix_cache import CachedBlock
 from services.scheduler.core.request import Request
+from services.scheduler.core.residency import first_key
 from services.scheduler.core.seats import Seat
 
 ROW_WEIGHT = 64
@@ -42,7 +44,11 @@ class Trial:
             return "swapped"
         if self.num_rows_free < num_rows:
             return "rows"
-        return "blocks" if self.num_blocks_free - num_blocks < config.room(self.num_seated) else ""
+        return "blocks" if num_blocks > self.room(config) else ""
+
+    def room(self, config: SchedulerConfig) -> int:
+        """Blocks that an admission may take."""
+        return self.num_blocks_free - config.room(self.num_seated)
 
     @property
     def order(self) -> tuple[int, int]:
@@ -92,9 +98,20 @@ class Placement:
         sound = [lane for lane in lanes if not lane.broken]
         self.all_leave = all(lane.draining for lane in sound)
         self._trials = {lane.index: _trial(lane) for lane in sound if self.all_leave or not lane.draining}
+        with_rows = [trial for trial in self._trials.values() if trial.num_rows_free]
+        self._open = [(trial.lane.pool.cache.keys, trial) for trial in with_rows]
+        # Least loaded first. Loads only rise in a trial, so what is out of date comes up too early, never too late.
+        self._by_load = [Rank(trial.load, *trial.order) for trial in with_rows]
+        heapify(self._by_load)
+        self._most_room = max((trial.room(config) for trial in with_rows), default=0)
+        """No lane takes a request that needs more blocks; it need not be asked."""
         self._largest = max((trial.lane.pool.num_blocks for trial in self._trials.values()), default=0)
         self._needs_of: Request | None = None
         self._needs: dict[int, Need] = {}
+        """By lane, of those with hits."""
+        self._without_hits = Need(0, 0, [])
+        self._key: bytes | None = None
+        """Of the request's first block, if that can be a hit."""
 
     def concerns(self, lane: Lane) -> bool:
         """Whether the lane takes requests."""
@@ -115,7 +132,7 @@ class Placement:
         return self._largest >= request.most_blocks(self._config.block_size)
 
     def place(self, request: Request, preferred: Lane | None = None) -> Lane | None:
-        """The lane that takes the request, now with less room; `preferred` goes before cheaper ones. O(lanes)."""
+        """The lane that takes the request, now with less room; `preferred` goes before cheaper ones."""
         chosen = self._trials[preferred.index] if preferred is not None else None
         if chosen is None or not self._takes(chosen, request):
             chosen = self._cheapest(request)
@@ -138,9 +155,10 @@ class Placement:
         return True
 
     def _cheapest(self, request: Request) -> Trial | None:
-        best: Trial | None = None
-        best_rank: Rank | None = None
-        for trial in self._trials.values():
+        self._turn_to(request)
+        best = self._least_loaded(request)
+        best_rank = None if best is None else Rank(best.load + request.num_tokens, *best.order)
+        for trial in self._with_hits():
             # At least one token is left to compute, so a lane with as much load as the best one's cost is no match.
             if not trial.num_rows_free or (best_rank is not None and trial.load >= best_rank.cost):
                 continue
@@ -148,6 +166,31 @@ class Placement:
             if (best_rank is None or rank < best_rank) and self._takes(trial, request):
                 best, best_rank = trial, rank
         return best
+
+    def _least_loaded(self, request: Request) -> Trial | None:
+        """The cheapest lane if nothing of the request were cached anywhere: then the least loaded one that takes it."""
+        num_blocks = self._without_hits.num_blocks
+        if num_blocks > self._most_room:
+            return None
+        heap, unfit, found = self._by_load, [], None
+        while heap and found is None:
+            trial = self._trials[heap[0].lane_index]
+            if not trial.num_rows_free:
+                heappop(heap)
+            elif heap[0].cost != trial.load:  # it took requests since
+                heapreplace(heap, Rank(trial.load, *trial.order))
+            elif trial.lane.holds(request) and not trial.lacks(num_blocks, self._config, num_rows=request.num_rows):
+                found = trial
+            else:
+                unfit.append(heappop(heap))
+        for rank in unfit:
+            heappush(heap, rank)
+        return found
+
+    def _with_hits(self) -> list[Trial]:
+        """Lanes on which the request would begin with a cached block."""
+        key = self._key
+        return [] if key is None else [trial for keys, trial in self._open if key in keys]
 
     def hits(self, request: Request, lane: Lane) -> list[CachedBlock]:
         """Cached blocks with which the request would begin on the lane."""
@@ -163,17 +206,25 @@ class Placement:
 
     def _need(self, lane: Lane, request: Request) -> Need:
         """What the request takes on the lane. Shared blocks cost nothing; cached ones that nobody uses cost a block."""
-        if self._needs_of is not request:
-            self._needs_of = request
-            self._needs.clear()
+        self._turn_to(request)
+        if self._key is None or self._key not in lane.pool.cache.keys:
+            return self._without_hits
         need = self._needs.get(lane.index)
         if need is None:
             hits = lane.match(request)
             # Behind a block that may be evicted until the admission nothing is sure.
-            num_blocks = blocks_to_admit(request, self._config) - lane.pool.num_shared(hits)
+            num_blocks = self._without_hits.num_blocks - lane.pool.num_shared(hits)
             num_tokens = request.num_tokens - len(hits) * self._config.block_size
             need = self._needs[lane.index] = Need(num_blocks, num_tokens, hits)
         return need
+
+    def _turn_to(self, request: Request) -> None:
+        """Note what is asked of all lanes alike."""
+        if self._needs_of is not request:
+            self._needs_of = request
+            self._needs.clear()
+            self._key = first_key(request, self._config.block_size) if self._config.enable_prefix_caching else None
+            self._without_hits = Need(blocks_to_admit(request, self._config), request.num_tokens, [])
 
     def lacks_without(self, request: Request, lane: Lane, seats: Sequence[Seat]) -> str:
         """What would keep the request off the lane if these seats were left; empty if nothing would."""

@@ -11,7 +11,7 @@ A block whose parent went is not found any more (the new entry for the parent ha
 content is cached again, and evicted otherwise.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, KeysView
 from dataclasses import dataclass
 from hashlib import blake2b
 from struct import pack
@@ -94,6 +94,11 @@ class PrefixCache:
     def __iter__(self) -> Iterator[CachedBlock]:
         """In the order in which they were cached."""
         return iter(self._by_block.values())
+
+    @property
+    def keys(self) -> KeysView[bytes]:
+        """Of all entries, as they are at any time."""
+        return self._by_key.keys()
 
     def get(self, key: bytes) -> CachedBlock | None:
         """The entry with this key, whatever it holds."""

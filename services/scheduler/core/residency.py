@@ -26,10 +26,16 @@ def domain_of(request: Request) -> bytes:
     return request.domain
 
 
+def first_key(request: Request, block_size: int) -> bytes | None:
+    """The key of a request's first block, if that can be a hit at all."""
+    most = (request.num_tokens - 1) // block_size
+    return next(_keys(request, most, block_size), None)
+
+
 def match(request: Request, pool: BlockPool, block_size: int) -> list[CachedBlock]:
     """The longest cached prefix of a request. Its last token is always left to compute. A miss costs one look-up."""
     most = (request.num_tokens - 1) // block_size
-    if not len(pool.cache) or not most or pool.cache.get(next(_keys(request, most, block_size))) is None:
+    if first_key(request, block_size) not in pool.cache.keys:
         return []
     blocks = _blocks(request.tokens_between(0, most * block_size), block_size)
     return pool.cache.match(_keys(request, most, block_size), domain_of(request), blocks)

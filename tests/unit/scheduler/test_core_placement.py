@@ -1,9 +1,13 @@
 """Which worker takes a request, and what those that wait are told."""
 
+import random
 from collections import Counter
 from typing import Any
 
+import pytest
+
 from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.lane import Lane
 from services.scheduler.core.placement import Placement
 from services.scheduler.core.request import Request
 from tests.fakes.scheduler_world import World, make_submission
@@ -135,3 +139,43 @@ def test_a_request_that_only_the_next_plan_is_missing_for_says_so() -> None:
     submit(world, "b")
     world.turn()
     assert [d.reason for d in world.core.diagnostics()] == ["", "next_plan"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_cheapest_lane_is_found_as_by_asking_every_one(seed: int) -> None:
+    """Placing asks only the least loaded lanes and those with hits: the choice is that of asking all of them."""
+    chance = random.Random(seed)
+    config = SchedulerConfig(max_model_len=512, block_size=4, max_num_seqs=4, max_num_batched_tokens=64)
+    world = World(config)
+    for number in range(7):
+        world.join(f"w{number}", num_blocks=chance.choice((12, 40)))
+    prefixes = [[1 + (start + position) % 20 for position in range(24)] for start in range(3)]
+    num_placed = 0
+    for number in range(60):
+        prompt = [*chance.choice(prefixes)[: chance.randrange(1, 24)], chance.randrange(1, 24)]
+        world.submit(make_submission(f"r{number}", prompt, max_tokens=chance.randrange(1, 20)))
+        world.turn()
+        for name in [*world.workers]:
+            if chance.random() < 0.5:
+                world.step(name)
+        placement = Placement(world.core.lanes.values(), config)
+        for request in [*world.core.requests.values()]:
+            if request.seat is None:
+                expected = _by_asking_all(placement, request)
+                assert placement.place(request) is expected
+                num_placed += expected is not None
+        for index in range(12):
+            request = Request(make_submission(f"q{number}-{index}", chance.choice(prefixes)[:13], max_tokens=4), index)
+            expected = _by_asking_all(placement, request)
+            assert placement.place(request) is expected
+            num_placed += expected is not None
+    assert num_placed > 60
+
+
+def _by_asking_all(placement: Placement, request: Request) -> Lane | None:
+    found = [
+        ((trial.load + placement._need(trial.lane, request).num_tokens, *trial.order), trial.lane)
+        for trial in placement._trials.values()
+        if placement._takes(trial, request)
+    ]
+    return min(found, key=lambda pair: pair[0])[1] if found else None
