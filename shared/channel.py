@@ -13,7 +13,7 @@ import redis
 from hiredis import pack_command
 from redis.exceptions import ResponseError
 
-Command: TypeAlias = Sequence[bytes | str | float]
+Command: TypeAlias = tuple[bytes | str | float, ...]
 
 FRESH_S = 1.0
 """A connection that was idle for longer is looked at before it is used: the server may have closed it."""
@@ -53,7 +53,9 @@ class Channel:
         self._freshen()
         connection = self._connection
         try:
-            connection.send_packed_command([b"".join(map(pack_command, commands))], check_health=False)
+            # hiredis declares a tuple of one argument, but packs any number.
+            packed = b"".join(pack_command(command) for command in commands)  # type: ignore[arg-type]
+            connection.send_packed_command([packed], check_health=False)
             replies = [self._reply() for _ in commands]
         except BaseException:
             self.close()
