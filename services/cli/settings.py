@@ -100,7 +100,11 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
     )
     tenant_weights: str | None = option(
-        None, "Shares of tenants under the policy fair, as in a=2,b=1.", shown="1 each", forward=True
+        None,
+        "Shares of tenants under the policy fair, as in a=2,b=1.",
+        shown="1 each",
+        forward=True,
+        pattern=r"^([^,]+=[0-9.]+(,[^,]+=[0-9.]+)*)?$",
     )
     max_bypasses: int | None = option(
         None, "How many later requests may pass one that lacks KV blocks.", shown="16", forward=True, ge=0

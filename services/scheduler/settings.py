@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.scheduler.core.blocks import Reclaim
@@ -12,6 +12,16 @@ from services.scheduler.core.cost_model import Preemption
 from services.scheduler.core.evictable import Eviction
 from services.scheduler.core.extents import Fit
 from services.scheduler.core.policies.base import PolicyName
+from services.scheduler.core.policies.fair import parse_weights
+from shared.errors import ConfigError
+
+
+def _checked_weights(text: str) -> str:
+    try:
+        parse_weights(text)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+    return text
 
 
 class Settings(BaseSettings):
@@ -39,7 +49,7 @@ class Settings(BaseSettings):
     """Which waiting request goes next: in order of arrival, by its priority, or of the tenant that was served least."""
     priority_ageing_s: float = Field(60.0, gt=0, allow_inf_nan=False)
     """Policy `priority`: having come this much earlier outweighs a priority that is worse by 1."""
-    tenant_weights: str = ""
+    tenant_weights: Annotated[str, AfterValidator(_checked_weights)] = ""
     """Policy `fair`: shares of tenants, as in `a=2,b=1`; those not named have 1."""
     max_bypasses: int = Field(16, ge=0)
     """Later requests that may be admitted before one that lacks KV blocks; then all wait for it."""

@@ -61,6 +61,7 @@ def test_state_directory_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         ({"eviction": "random"}, "option eviction"),
         ({"policy": "lifo"}, "option policy"),
         ({"priority_ageing_s": 0}, "option priority-ageing-s"),
+        ({"tenant_weights": "a:2"}, "option tenant-weights"),
         ({"max_bypasses": -1}, "option max-bypasses"),
         ({"fit": "tight"}, "option fit"),
         ({"max_num_seqs": 0}, "option max-num-seqs"),
