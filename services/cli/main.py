@@ -267,11 +267,17 @@ def simulate(
 
 @app.command()
 @reports_errors
-def replay(folder: Annotated[Path, typer.Argument(help="Folder that `pagewire up --record` wrote.")]) -> None:
+def replay(
+    folder: Annotated[Path, typer.Argument(help="Folder that `pagewire up --record` wrote.")],
+    step: Annotated[
+        str | None, typer.Option(help="Explain one step: the number of a tick, or WORKER/STEP as in worker-0/17.")
+    ] = None,
+    request: Annotated[str | None, typer.Option(help="Explain the life of the request with this id.")] = None,
+) -> None:
     """Derive all recorded plans again. Exit code 0: byte-identical; 1: the first difference is shown."""
     from services.cli.replay import run
 
-    raise typer.Exit(run(folder))
+    raise typer.Exit(run(folder, step=step, request=request))
 
 
 def _server_url(url: str | None, state_dir: Path | None) -> str:

@@ -3,17 +3,27 @@
 import sys
 from pathlib import Path
 
+from services.scheduler.recording.life import explain_request
 from services.scheduler.recording.reader import open_recording
+from services.scheduler.recording.step import explain_step
 from services.scheduler.recording.verify import verify
 
 
-def run(folder: Path) -> int:
-    """Derive every plan again, print what was found; the exit code.
+def run(folder: Path, *, step: str | None = None, request: str | None = None) -> int:
+    """Explain a step or a request, or derive every plan again and print what was found; the exit code.
 
     Raises:
-        RecordingError: the recording is damaged, or of another version.
+        ConfigError: `step` is no step.
+        RecordingError: the recording is damaged, of another version, or has no such step or request.
     """
-    verdict = verify(open_recording(folder))
+    files = open_recording(folder)
+    for line in explain_step(files, step) if step else ():
+        print(line)
+    for line in explain_request(files, request) if request else ():
+        print(line)
+    if step or request:
+        return 0
+    verdict = verify(files)
     for first, last in verdict.gaps:
         print(f"gap: ticks {first} to {last} are not recorded", file=sys.stderr)
     if verdict.lost_from:

@@ -2,27 +2,39 @@
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from services.cli.main import app
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.recording import recorder as recorder_module
-from services.scheduler.recording.format import RecordingError
+from services.scheduler.recording.format import RecordingError, decode_plan
+from services.scheduler.recording.life import explain_request
 from services.scheduler.recording.reader import open_recording
 from services.scheduler.recording.recorder import Recorder, RecorderLimits
+from services.scheduler.recording.step import explain_step
 from services.scheduler.recording.verify import verify
-from services.scheduler.simulator import Report, WorkerSpec, simulate
+from services.scheduler.simulator import Report, WorkerChange, WorkerSpec, simulate
 from services.scheduler.simulator.generators import generate
 from shared.errors import ConfigError
+from shared.messages import EventKind
 
 CONFIG = SchedulerConfig(max_model_len=200, block_size=4, max_num_seqs=8, max_num_batched_tokens=32)
 
 
-def record(recorder: Recorder, *, commit_every: int = 3, requests: int = 40, write: bool = False) -> Report:
+def record(
+    recorder: Recorder,
+    *,
+    commit_every: int = 3,
+    requests: int = 40,
+    write: bool = False,
+    changes: Sequence[WorkerChange] = (),
+) -> Report:
     """A simulated run into `recorder`; with `write` its thread is done with each commit before the next tick."""
     begun: list[bool] = []
     numbers = count(1)
@@ -39,7 +51,8 @@ def record(recorder: Recorder, *, commit_every: int = 3, requests: int = 40, wri
                 recorder._write()
 
     trace = generate("poisson:rate=20,prompt=20,output=15", requests=requests)
-    report = simulate(CONFIG, [WorkerSpec(name="w", num_blocks=60)], trace, on_tick=on_tick)
+    workers = [WorkerSpec(name=name, num_blocks=60) for name in ("w", "v")[: 1 + bool(changes)]]
+    report = simulate(CONFIG, workers, trace, on_tick=on_tick, changes=changes)
     recorder.on_commit()
     recorder.close()
     return report
@@ -196,3 +209,63 @@ def test_an_altered_input_changes_the_plan(folder: Path) -> None:
     difference = verify(open_recording(folder)).difference
     assert difference is not None and difference.tick >= tick.tick.number
     assert difference.field.startswith("plan.added") and difference.recorded != difference.derived
+
+
+def test_a_requests_life_is_told(folder: Path) -> None:
+    """Of one that was preempted and of one whose worker died: every admission, every wait with its reason, the end."""
+    record(Recorder(folder, "pool"), requests=60, changes=[WorkerChange(at=2.0, action="kill", worker="v")])
+    lives = {f"r{number}": list(explain_request(open_recording(folder), f"r{number}")) for number in range(60)}
+    for life in lives.values():
+        assert "prompt tokens" in life[0] and "finished: " in life[-1]
+        assert sum("admitted on" in line for line in life) == 1 + sum(
+            "preempted on" in line or "is lost" in line for line in life
+        )
+    lines = [line for life in lives.values() for line in life]
+    assert any("preempted on w, row" in line and "its worker's blocks go to r" in line for line in lines)
+    assert any("v, row" in line and "is lost: it waits again" in line for line in lines)
+    assert any("waits (blocks): needs a row" in line for line in lines)
+    assert any("waits (behind): r" in line for line in lines)
+    with pytest.raises(RecordingError, match="knows no request 'r99'"):
+        list(explain_request(open_recording(folder), "r99"))
+
+
+def test_a_step_is_told(folder: Path) -> None:
+    record(Recorder(folder, "pool"))
+    files = open_recording(folder)
+    steps = {record.tick.number: record for record in files[0].ticks()}
+    preempting = next(record for record in steps.values() if any(e.kind is EventKind.PREEMPTED for e in record.events))
+    plan = decode_plan(preempting)
+    assert plan is not None
+    text = "\n".join(explain_step(files, str(preempting.tick.number)))
+    assert f"plan: step {plan.plan_id} of w/1: " in text and "is preempted: blocks" in text
+    assert f"row {plan.dropped[0]}: {preempting.events[0].request_id} is dropped" in text
+    assert "waits: r" in text
+    assert text == "\n".join(explain_step(files, f"w/{plan.plan_id}"))
+    admitting = next(record for record in steps.values() if (made := decode_plan(record)) and made.added)
+    text = "\n".join(explain_step(files, str(admitting.tick.number)))
+    assert "is admitted: " in text and "computed now" in text
+    with pytest.raises(RecordingError, match="no step 99999"):
+        list(explain_step(files, "99999"))
+    with pytest.raises(ConfigError, match="WORKER/STEP"):
+        list(explain_step(files, "w/x"))
+
+
+def test_the_command_answers_by_exit_code(folder: Path) -> None:
+    record(Recorder(folder, "pool"))
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        done = CliRunner().invoke(app, ["replay", str(folder), *arguments])
+        return done.exit_code, done.stdout, done.stderr
+
+    code, text, _ = run()
+    assert code == 0 and text.endswith("plans: byte-identical\n")
+    assert run("--step", "40")[0] == 0 and "admitted on" in run("--request", "r3")[1]
+    code, text, error = run("--request", "nobody")
+    assert code == 1 and not text and error == "error: the recording knows no request 'nobody'\n"
+    file = only_file(folder)
+    ticks = [tick for tick in open_recording(folder)[0].ticks() if (plan := decode_plan(tick)) and plan.chunks]
+    plan_bytes, data = bytes(ticks[4].plan), file.read_bytes()
+    at = data.index(plan_bytes) + len(plan_bytes) - 4  # the size of the last chunk, or what comes behind it
+    file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    code, text, error = run()
+    assert code == 1 and f"tick {ticks[4].tick.number}" in text + error and (text + error).count("\n") == 1
