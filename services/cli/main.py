@@ -232,7 +232,7 @@ def simulate(
         str,
         typer.Argument(
             help="poisson, chat, long_document, bursty or bimodal, with options as in chat:turns=8,think=2; "
-            "or a file of JSON lines."
+            "a file of JSON lines; or a recording's folder."
         ),
     ] = "chat",
     config: Config = None,

@@ -14,11 +14,14 @@ from services.scheduler.simulator import LatencyModel, Trace, WorkerSpec, simula
 from services.scheduler.simulator.generators import generate
 from services.scheduler.simulator.plots import write_plots
 from services.scheduler.simulator.pool import parse_change
+from services.scheduler.simulator.recorded_traces import read_recording
 from services.scheduler.simulator.trace_files import read_lines
 from shared.errors import ConfigError
 
 NUM_BLOCKS = 4096
 """KV blocks per worker, if none are given."""
+TOKEN_BYTES = 2 * 2 * 30 * 3 * 64
+"""KV of one token: keys and values in bfloat16, 30 layers of 3 heads with 64 dimensions (SmolLM2-135M)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +47,12 @@ def run(settings: Settings, load: Load, *, as_json: bool, plots: Path | None) ->
     trace = read_trace(load)
     config = core_config(settings, settings.max_model_len or max(request.max_total_tokens for request in trace))
     workers = [
-        WorkerSpec(name=f"worker-{index}", num_blocks=settings.num_blocks or NUM_BLOCKS)
+        WorkerSpec(
+            name=f"worker-{index}",
+            num_blocks=settings.num_blocks or NUM_BLOCKS,
+            num_cpu_blocks=settings.num_cpu_blocks or 0,
+            block_bytes=settings.block_size * TOKEN_BYTES,
+        )
         for index in range(settings.workers)
     ]
     latency, changes = read_latency(load.latency), [parse_change(text) for text in load.changes]
@@ -59,8 +67,10 @@ def run(settings: Settings, load: Load, *, as_json: bool, plots: Path | None) ->
 
 
 def read_trace(load: Load) -> Trace:
-    """A generator's trace, or that of a file."""
+    """A generator's trace, that of a file, or that of a recording."""
     path = Path(load.trace)
+    if path.is_dir():
+        return read_recording(path)[: load.requests]
     if path.is_file() or path.suffix in (".jsonl", ".json"):
         return read_lines(path)[: load.requests]
     return generate(load.trace, requests=load.requests, rate=load.rate, seed=load.seed)

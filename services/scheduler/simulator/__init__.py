@@ -1,6 +1,6 @@
 """`pagewire simulate`: the real core under synthetic or recorded load, in virtual time and without a model.
 
-trace.py        requests and their texts; generators.py makes them, trace_files.py reads them
+trace.py        requests and their texts; generators.py makes them, trace_files.py and recorded_traces.py read them
 latency.py      how long a step takes
 worker.py       carries plans out; pool.py: seats that workers take and leave
 run.py          the simulation: `simulate(config, workers, trace, latency) -> Report`

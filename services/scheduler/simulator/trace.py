@@ -61,7 +61,9 @@ class TraceRequest:
     priority: int = 0
     cache_salt: str = ""
     num_choices: int = 1
-    """Choices that share the prompt (`n`)."""
+    """Choices that share the prompt (`n`); each becomes a request of its own."""
+    group: str = ""
+    """For one of several choices that are requests of their own already: the id of the first."""
     abort_at: float = 0.0
     """Seconds after its submission at which the client leaves; 0: it stays."""
 
@@ -80,7 +82,7 @@ class TraceRequest:
     def submissions(self) -> list[tuple[Submission, "array[int]"]]:
         """The records as a gateway would write them, with the tokens that a worker will find."""
         prompt, choices = tokens_of(self.prompt), self.choices()
-        group = self.request_id if len(choices) > 1 else ""
+        group = self.request_id if len(choices) > 1 else self.group
         return [
             (self._submission(choice, prompt, number, group), unpack_int32(tokens_of(choice.output)))
             for number, choice in enumerate(choices)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.cost_model import Preemption
 from services.scheduler.simulator import (
     LatencyModel,
     Piece,
@@ -213,3 +214,15 @@ def test_another_seed_gives_another_report() -> None:
         for seed in (0, 1)
     )
     assert one != other
+
+
+def test_swapped_requests_come_back_without_computing_again() -> None:
+    """Preemption by swap: what was copied out comes back, and nearly nothing is computed twice."""
+    spec = [WorkerSpec(name="w", num_blocks=85, num_cpu_blocks=400, block_bytes=4096)]
+    options = {"max_model_len": 400, "max_num_seqs": 16, "plan_ahead": 2, "demotion": False}
+    by_swap = simulate(config(preemption=Preemption.SWAP, **options), spec, crowd(), FAST)
+    again = simulate(config(preemption=Preemption.RECOMPUTE, **options), spec, crowd(), FAST)
+    assert by_swap.num_preemptions > 0 and by_swap.swapped_in_blocks > 0 and by_swap.swapped_out_blocks > 0
+    assert again.num_preemptions > 0 and again.swapped_out_blocks == 0
+    assert by_swap.num_recomputed_tokens < again.num_recomputed_tokens
+    assert by_swap.num_output_tokens == again.num_output_tokens
