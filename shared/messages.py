@@ -415,6 +415,16 @@ class PoolStats(Message, frozen=True, tag=_tag("stats")):
     num_forked_blocks: int = 0
     """Blocks that they shared at that time."""
     queue_times: tuple[QueueTimes, ...] = ()
+    num_cached_cpu_blocks: int = 0
+    """Blocks of host pools that are kept only for prefix hits."""
+    num_swap_outs: int = 0
+    """Blocks copied to a host pool for requests that were preempted …"""
+    num_swap_ins: int = 0
+    """… and such blocks whose requests came back."""
+    num_demotions: int = 0
+    """Evicted blocks copied to a host pool …"""
+    num_promotions: int = 0
+    """… and such blocks copied back on a hit."""
 
 
 class WorkerOverview(Part, frozen=True):
@@ -439,6 +449,9 @@ class WorkerOverview(Part, frozen=True):
     """One sign per cell: `#` in use, `+` kept for prefix hits, `.` free. Of a large pool it shows every k-th block."""
     num_cpu_blocks: int = 0
     num_free_cpu_blocks: int = 0
+    num_cached_cpu_blocks: int = 0
+    num_swapped: int = 0
+    """Requests whose KV lies in its host pool."""
 
 
 class RequestOverview(Part, frozen=True):
@@ -467,6 +480,8 @@ class PoolOverview(Message, frozen=True, tag=_tag("overview")):
     """At most the first 100, by arrival."""
     waiting: tuple[RequestOverview, ...] = ()
     """At most the first 100, in their order."""
+    swapped: tuple[RequestOverview, ...] = ()
+    """At most 100."""
 
 
 # ---------------------------------------------------------------- codec

@@ -74,6 +74,8 @@ def render(frame: PoolFrame, num_rows: int) -> RenderableType:
     if overview is not None:
         num_waiting = min(len(overview.waiting), max(num_rows // 2, num_rows - len(overview.running)))
         parts.append(_requests("running", overview.running[: num_rows - num_waiting]))
+        if overview.swapped:
+            parts.append(_requests("swapped", overview.swapped[: max(1, num_rows // 4)]))
         parts.append(_requests("waiting", overview.waiting[:num_waiting]))
     return Group(*parts)
 
@@ -104,9 +106,13 @@ def _figures(frame: PoolFrame, stats: PoolStats) -> Iterator[str]:
     share = used / stats.num_blocks if stats.num_blocks else None
     yield (
         f"blocks    used {used} ({_percent(share)})  cached {stats.num_cached_blocks}  free {stats.num_free_blocks}"
-        f"  host {stats.num_cpu_blocks - stats.num_free_cpu_blocks}/{stats.num_cpu_blocks}"
-        f"  preemptions {stats.num_preemptions}  hand-overs {stats.num_handovers}  requeues {stats.num_requeues}"
-        f"  forks {stats.num_forks}"
+        f"  host used {stats.num_cpu_blocks - stats.num_free_cpu_blocks - stats.num_cached_cpu_blocks}"
+        f" cached {stats.num_cached_cpu_blocks} of {stats.num_cpu_blocks}"
+    )
+    yield (
+        f"so far    preempted {stats.num_preemptions}  handed over {stats.num_handovers}  requeued {stats.num_requeues}"
+        f"  swapped out {stats.num_swap_outs} in {stats.num_swap_ins}  demoted {stats.num_demotions}"
+        f"  promoted {stats.num_promotions}  forks {stats.num_forks}"
     )
 
 
@@ -157,9 +163,9 @@ def _requests(title: str, requests: Sequence[RequestOverview]) -> Table:
     columns = ("id", "age s", "prompt", "output", "preempted", "worker" if title == "running" else "why")
     table = _table(f"{title}: {columns[0]}", *columns[1:], numbers=columns[1:5])
     for request in requests:
-        where = f"{request.worker} row {request.row}" if request.worker else f"{request.reason}: {request.detail}"
+        where = f"{request.reason}: {request.detail}" if request.reason else f"{request.worker} row {request.row}"
         table.add_row(
-            request.request_id,
+            Text(request.request_id),  # a plain string would be read as markup
             f"{request.age_s:.1f}",
             str(request.num_prompt_tokens),
             str(request.num_output_tokens),

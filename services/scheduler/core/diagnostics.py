@@ -40,7 +40,7 @@ class Diagnosis:
 def diagnose(core: "SchedulerCore") -> list[Diagnosis]:
     """All live requests: running ones by arrival, then swapped ones, then waiting ones in their order."""
     most = len(core.requests)
-    return diagnose_running(core, most) + diagnose_swapped(core) + diagnose_waiting(core, most)
+    return diagnose_running(core, most) + diagnose_swapped(core, most) + diagnose_waiting(core, most)
 
 
 def diagnose_running(core: "SchedulerCore", most_per_worker: int) -> list[Diagnosis]:
@@ -49,9 +49,9 @@ def diagnose_running(core: "SchedulerCore", most_per_worker: int) -> list[Diagno
     return [_describe(core, request) for request in sorted(running, key=lambda request: request.arrival)]
 
 
-def diagnose_swapped(core: "SchedulerCore") -> list[Diagnosis]:
-    """Requests whose KV lies in a host pool, in the policy's order."""
-    swapped = [request for lane in core.lanes.values() for request in lane.swapped.values()]
+def diagnose_swapped(core: "SchedulerCore", most_per_worker: int) -> list[Diagnosis]:
+    """Requests whose KV lies in a host pool, at most so many of each worker, in the policy's order."""
+    swapped = [request for lane in core.lanes.values() for request in islice(lane.swapped.values(), most_per_worker)]
     return [_describe_swapped(core, request) for request in sorted(swapped, key=core.policy.precedence)]
 
 

@@ -1,13 +1,13 @@
 """What `pagewire top` shows: who runs where, who waits for what, which blocks are taken. Its cost is bounded.
 
-requests   at most 100 that run and 100 that wait, whatever there are
+requests   at most 100 that run, 100 that are swapped out and 100 that wait, whatever there are
 blocks     at most 128 cells per worker and 1,024 in all; a cell is one block of the pool
 """
 
 from collections.abc import Iterable
 
 from services.scheduler.core.blocks import BlockPool
-from services.scheduler.core.diagnostics import Diagnosis, diagnose_running
+from services.scheduler.core.diagnostics import Diagnosis, diagnose_running, diagnose_swapped
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.scheduler import SchedulerCore
 from shared.messages import PoolOverview, RequestOverview, WorkerOverview
@@ -30,12 +30,14 @@ class OverviewMaker:
         """`waiting` is what `diagnose_waiting` says, `now` unix time in seconds."""
         seconds = now - self._at
         lanes = list(core.lanes.values())
-        running = diagnose_running(core, -(-MOST_REQUESTS // max(1, len(lanes))))
+        share = -(-MOST_REQUESTS // max(1, len(lanes)))
+        running, swapped = diagnose_running(core, share), diagnose_swapped(core, share)
         overview = PoolOverview(
             at=now,
             workers=tuple(self._worker(lane, seconds, _num_cells(len(lanes))) for lane in lanes),
             running=_requests(core, running[:MOST_REQUESTS], now),
             waiting=_requests(core, waiting[:MOST_REQUESTS], now),
+            swapped=_requests(core, swapped[:MOST_REQUESTS], now),
         )
         self._at = now
         self._computed = {(lane.worker, lane.incarnation): (lane.num_prefilled, lane.num_generated) for lane in lanes}
@@ -61,6 +63,10 @@ class OverviewMaker:
             prefilled_tokens_per_s=round(prefilled, 1),
             generated_tokens_per_s=round(generated, 1),
             block_map=block_map(lane.pool, num_cells),
+            num_cpu_blocks=lane.pool.tier.num_blocks,
+            num_free_cpu_blocks=lane.pool.tier.num_free,
+            num_cached_cpu_blocks=lane.pool.tier.num_demoted,
+            num_swapped=len(lane.swapped),
         )
 
 

@@ -53,7 +53,7 @@ def test_what_the_leader_told_is_shown() -> None:
         1, 2, num_requests_running=5, num_requests_waiting=7, num_blocks=100, num_free_blocks=20, num_cached_blocks=30,
         num_preemptions=4, num_workers=2, num_plans=9, num_ignored_messages=0, prefix_cache_queries=60,
         prefix_cache_hits=40, num_requests_swapped=1, waiting_by_reason=(("behind", 6), ("blocks", 1)),
-        oldest_wait_s=2.5, num_cpu_blocks=10, num_free_cpu_blocks=4, num_handovers=8,
+        oldest_wait_s=2.5, num_cpu_blocks=10, num_free_cpu_blocks=3, num_cached_cpu_blocks=1, num_handovers=8,
         queue_times=(QueueTimes("low", tuple(counts), 0.4),),
     )  # fmt: skip
     found = samples(make_metrics(stats))
