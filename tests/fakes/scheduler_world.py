@@ -165,6 +165,7 @@ class World:
         self.num_lost = 0
         self.num_logprobs = 0
         self.num_beam_copies = 0
+        self.num_searches_preempted = 0
         self.num_searches = 0
         """Beam searches that came to their end."""
         self.events: list[RequestEvent] = []
@@ -428,6 +429,7 @@ class World:
                 self.num_handed_over += 1
                 return
             self.num_preempted += 1
+            self.num_searches_preempted += self.records[event.request_id].params.beam_width > 0
             assert any(event.request_id in others for _, *others in running.values()), "the oldest was preempted"
             return
         reader = self.readers[event.request_id]

@@ -200,6 +200,7 @@ class Play:
         self.seen["made way"] += sum(event.reason == "share" for event in self.world.events)
         self.seen["bypassed"] += self.world.num_bypasses
         self.seen["beam searches"] += self.world.num_searches
+        self.seen["beam searches preempted"] += self.world.num_searches_preempted
         self.seen["beam copies"] += self.world.num_beam_copies
         self.seen["logprobs"] += self.world.num_logprobs
         self.seen["shared"] += self.world.num_shared
