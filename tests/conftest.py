@@ -31,6 +31,7 @@ settings.register_profile("thorough", deadline=None, suppress_health_check=_slow
 settings.load_profile("suite")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """For `-n`: files stay whole, and whole stacks, which use every core, run one at a time and start first."""
     tests = Path(__file__).parent
