@@ -2,8 +2,8 @@
 
 A block is one run of memory (services/gpu_worker/cache/kv_cache.py) and neighbouring blocks are neighbours in memory,
 so pairs whose sources and destinations both follow each other are moved by one copy. That is what makes contiguous
-block tables pay: a swap of n blocks is one copy at best and n copies at worst. Measured on 2 cores that others used too:
-5.1 GB/s together and 1.6 scattered for blocks of 737 kB, 5.7 and 0.9 GB/s for blocks of 8 kB.
+block tables pay: a swap of n blocks is one copy at best and n copies at worst. Measured on 2 cores that were busy with
+other work too: 5.1 GB/s together and 1.6 scattered for blocks of 737 kB, 5.7 and 0.9 GB/s for blocks of 8 kB.
 """
 
 import numpy as np

@@ -11,6 +11,7 @@ import pytest
 from services.cli.settings import load_settings
 from shared.model_store import DEFAULT_MODEL, resolve
 from tests.harness.ports import free_port
+from tests.harness.reference_text import greedy_references, make_prompts
 from tests.harness.stack import Stack, running_stack
 
 
@@ -58,3 +59,15 @@ def float_stack(start_stack: StartStack) -> Iterator[Stack]:
     """As `stack`, in float32: greedy text does not depend on which requests share a step."""
     with start_stack(dtype="float32") as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def text_prompts(model_folder: Path) -> list[list[int]]:
+    """Prompts of the lengths in reference_text.py."""
+    return make_prompts(model_folder)
+
+
+@pytest.fixture(scope="session")
+def text_references(model_folder: Path, text_prompts: list[list[int]]) -> list[list[int]]:
+    """What Transformers generates greedily for each of them alone."""
+    return greedy_references(model_folder, text_prompts)

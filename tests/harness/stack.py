@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from shared.keys import Keys
-from shared.messages import Decoder, LogMessage, StepPlan, StepResult
+from shared.messages import CopyKind, Decoder, LogMessage, NewRow, StepPlan, StepResult
 from shared.redis_client import connect, connect_blocking
 from shared.scripts import read_fence
 from shared.streams import last_id, read
@@ -47,12 +48,32 @@ class LogWatch:
         """Tokens of every prefill chunk."""
         return [count for plan, _ in self.plans for _, count in plan.chunks]
 
+    def copied_blocks(self) -> dict[CopyKind, int]:
+        """Blocks that were copied, by kind."""
+        copied: Counter[CopyKind] = Counter()
+        for plan, _ in self.plans:
+            copied.update({copy.kind: len(copy.pairs) // 8 for copy in plan.copies})
+        return copied
+
+    def added_rows(self) -> list[NewRow]:
+        """Every entry of a request into a batch."""
+        return [new for plan, _ in self.plans for new in plan.added]
+
+    def swapped_in(self) -> list[NewRow]:
+        """Requests that came back with their KV, by copies from the host pool, and had only their last token left."""
+        rows = [new for plan, _ in self.plans if _copies_in(plan) for new in plan.added]
+        return [new for new in rows if new.num_prompt_tokens <= new.num_computed_tokens == len(new.tokens) // 4 - 1]
+
     def steps_by_worker(self) -> dict[str, int]:
         """Steps that yielded a token, per worker."""
         steps: dict[str, int] = {}
         for result, _ in self.step_results:
             steps[result.worker] = steps.get(result.worker, 0) + bool(result.tokens)
         return steps
+
+
+def _copies_in(plan: StepPlan) -> bool:
+    return any(copy.kind is CopyKind.IN for copy in plan.copies)
 
 
 class Stack:
