@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 CODE := benchmarks infra kernels services shared tests
 
 .DEFAULT_GOAL := help
-.PHONY: help env model run test test-property lint format bench bench-scheduler bench-engine compose-test clean
+.PHONY: help env model run test test-property lint format bench bench-scheduler bench-kv bench-engine compose-test clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -46,8 +46,11 @@ format: $(STAMP) ## put the code into its form
 bench: model ## load over HTTP at 1, 8, 32 and 64 streams; fails under 100 output tokens/s at 32
 	$(BIN)/python -m benchmarks.http_load --floor 32:100 $(ARGS)
 
-bench-scheduler: $(STAMP) ## one step of the scheduler's core at 16 to 1,024 running requests
+bench-scheduler: $(STAMP) ## the scheduler: a step, an admission, the leader's turn with Redis, 64 workers; fails if a bar is missed
 	$(BIN)/python -m benchmarks.scheduler_step $(ARGS)
+
+bench-kv: model ## the KV cache: memory, hits, allocation, swap or recompute, int8; fails at 4 % waste
+	$(BIN)/python -m benchmarks.kv_cache $(ARGS)
 
 bench-engine: model ## one step of the worker's engine at 1 to 64 rows, by kind of work
 	$(BIN)/python -m benchmarks.engine_step $(ARGS)

@@ -101,26 +101,29 @@ def measure_steady(num_rows: int, num_steps: int, **options: Any) -> dict[str, V
 
 
 def measure_admission(num_times: int, *, warm: bool, **options: Any) -> dict[str, Value]:
-    """A prompt of 2,000 tokens is planned in one step, answered, and leaves: unknown to the cache, or known to it."""
+    """A prompt of 2,000 tokens is planned in one step, answered, and leaves: unknown to the cache, or known to it.
+
+    Counted is CPU time.
+    """
     bench = CoreBench(4, **options)
     parts: dict[str, list[float]] = {"add + schedule": [], "result": [], "abort + schedule": []}
     gc.collect()
     for number in range(num_times + 1):
         message = submission(0 if warm else number, NUM_PROMPT_TOKENS)
-        start = time.perf_counter()
+        start = time.thread_time()
         bench.core.add_request(message)
         scheduled = bench.core.schedule(0.0)
-        planned = time.perf_counter()
+        planned = time.thread_time()
         assert scheduled is not None
         (new,) = scheduled.plan.added
         assert bool(new.num_computed_tokens) == (warm and number > 0 and bench.core.config.enable_prefix_caching)
         result = bench.workers["w0"].step(scheduled.plan)
-        resumed = time.perf_counter()
+        resumed = time.thread_time()
         bench.core.update_from_result(result)
-        answered = time.perf_counter()
+        answered = time.thread_time()
         bench.core.abort_request(message.request_id, "done")
         drops = bench.core.schedule(0.0)
-        left = time.perf_counter()
+        left = time.thread_time()
         assert drops is not None
         bench.core.update_from_result(bench.workers["w0"].step(drops.plan))
         bench.core.ended_ids.clear()
