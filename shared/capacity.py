@@ -2,6 +2,9 @@
 
 from shared.sampling import SamplingParams
 
+MAX_BLOCKS = 2**26
+"""KV blocks of a worker, and as many in its host pool: the scheduler keeps a counter for each."""
+
 
 def most_rows(params: SamplingParams) -> int:
     """Rows of a worker's batch that the request has."""

@@ -111,7 +111,7 @@ def ps(
 def top(
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with all of a frame's data.")] = False,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between frames.")] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between frames.")] = 1.0,
     redis_url: Annotated[
         str | None, typer.Option(help="Redis (REDIS_URL).", show_default="that of the `pagewire up` here")
     ] = None,
@@ -119,10 +119,12 @@ def top(
     state_dir: StateDirectory = None,
 ) -> None:
     """Watch a pool: queues and why requests wait, workers, their blocks, rates. Ctrl-C ends it."""
+    from services.cli.redis_server import check_url
     from services.cli.serve import joined_pool
     from services.cli.top import show_live, show_once
 
     url, name = joined_pool(load_settings({"redis_url": redis_url, "pool": pool, "state_dir": state_dir}))
+    check_url(url)
     if once or as_json:
         show_once(url, name, as_json=as_json)
     else:

@@ -185,16 +185,25 @@ def answers(url: str) -> bool:
         client.close()
 
 
+def check_url(url: str) -> None:
+    """
+    Raises:
+        ConfigError: it is no URL of a Redis.
+    """
+    try:
+        connect(url).close()
+    except ValueError as error:
+        raise ConfigError(f"Redis URL: {error}") from error
+
+
 def check_given(url: str) -> str | None:
     """Check a Redis that the user runs; a warning to show, or None.
 
     Raises:
         ConfigError: the URL is malformed, Redis is unreachable or too old.
     """
-    try:
-        client = connect(url, timeout_s=3.0)
-    except ValueError as error:
-        raise ConfigError(f"Redis URL: {error}") from error
+    check_url(url)
+    client = connect(url, timeout_s=3.0)
     try:
         info: dict[str, object] = client.info()
     except RedisFailure as error:

@@ -29,6 +29,6 @@ def run(folder: Path, *, step: str | None = None, request: str | None = None) ->
     if verdict.lost_from:
         print(f"gap: ticks from {verdict.lost_from} on are not recorded", file=sys.stderr)
     for name in verdict.cut:
-        print(f"{name} ends within a message, as if its process was killed", file=sys.stderr)
+        print(f"{name} ends within a message, as if its process was killed or the disk was full", file=sys.stderr)
     print(verdict)
     return 0 if verdict.difference is None else 1

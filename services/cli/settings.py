@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -15,6 +15,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from shared.capacity import MAX_BLOCKS
 from shared.errors import ConfigError
 from shared.model_store import DEFAULT_HOME, DEFAULT_MODEL
 
@@ -61,9 +62,16 @@ class Settings(BaseSettings):
     max_num_seqs: int = option(64, "Most requests that a worker runs at once.", forward=True, ge=1, le=4096)
     max_num_batched_tokens: int = option(512, "Token budget of one step.", forward=True, ge=1)
     max_model_len: int | None = option(None, "Longest prompt plus output, in tokens.", shown="the model's", ge=2)
-    num_blocks: int | None = option(None, "KV blocks per worker.", shown="from memory", forward=True, ge=1)
+    num_blocks: int | None = option(
+        None, "KV blocks per worker.", shown="from memory", forward=True, ge=1, le=MAX_BLOCKS
+    )
     num_cpu_blocks: int | None = option(
-        None, "KV blocks per worker in main memory, for swap and demotion.", shown="0", forward=True, ge=0
+        None,
+        "KV blocks per worker in main memory, for swap and demotion.",
+        shown="0",
+        forward=True,
+        ge=0,
+        le=MAX_BLOCKS,
     )
     swap_space: float | None = option(
         None, "GiB per worker for them, instead of their number.", shown="0", forward=True, ge=0, allow_inf_nan=False
@@ -84,6 +92,7 @@ class Settings(BaseSettings):
         shown="0: off",
         forward=True,
         ge=0,
+        allow_inf_nan=False,
     )
     policy: Literal["fcfs", "priority", "fair"] | None = option(
         None,
@@ -104,7 +113,6 @@ class Settings(BaseSettings):
         "Shares of tenants under the policy fair, as in a=2,b=1.",
         shown="1 each",
         forward=True,
-        pattern=r"^([^,]+=[0-9.]+(,[^,]+=[0-9.]+)*)?$",
     )
     max_bypasses: int | None = option(
         None, "How many later requests may pass one that lacks KV blocks.", shown="16", forward=True, ge=0
@@ -149,6 +157,18 @@ class Settings(BaseSettings):
     )
     verbose: bool = option(False, "Show what the processes log.", flag=None)
     start_timeout_s: float = option(900.0, "Longest wait for the stack to become ready.", flag=None, gt=0)
+
+    @field_validator("tenant_weights")
+    @classmethod
+    def _check_weights(cls, value: str | None) -> str | None:
+        if value:
+            from services.scheduler.core.policies.fair import parse_weights
+
+            try:
+                parse_weights(value)
+            except ConfigError as error:
+                raise ValueError(str(error)) from error
+        return value
 
 
 def load_settings(flags: Mapping[str, Any], config: Path | None = None) -> Settings:

@@ -40,8 +40,27 @@ def show_once(url: str, pool: str, *, as_json: bool) -> None:
         console.print(render(frame, ROWS_IN_ALL))
 
 
+def show_stream(url: str, pool: str, *, interval_s: float) -> None:
+    """Frame after frame into a file or pipe, until Ctrl-C. When nobody reads any more, `Console` ends the process."""
+    client, keys, console = connect(url), Keys(pool), Console(width=PLAIN_WIDTH)
+    try:
+        while True:
+            try:
+                console.print(render(read_frame(client, keys), ROWS_IN_ALL), end="\n\n")
+            except PoolUnreachable as error:
+                console.print(Text(str(error)), end="\n\n")
+            time.sleep(interval_s)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        client.close()
+
+
 def show_live(url: str, pool: str, *, interval_s: float) -> None:
     """Follow the pool until Ctrl-C. While Redis is away the last frame stays, with a note."""
+    if not sys.stdout.isatty():
+        show_stream(url, pool, interval_s=interval_s)
+        return
     client, keys, console = connect(url), Keys(pool), Console()
     note = ""
     frame = PoolFrame(pool)

@@ -22,7 +22,7 @@ def main() -> int:
         settings = Settings()
         keys = Keys(settings.pool)
     except (ValidationError, ConfigError) as error:
-        print(f"pagewire scheduler: {error}", file=sys.stderr)
+        print(f"pagewire scheduler: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     logs.configure(settings.log_level)
     lease = Lease(

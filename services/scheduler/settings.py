@@ -43,7 +43,7 @@ class Settings(BaseSettings):
     """Plans in flight per worker."""
 
     # Fields that `SchedulerConfig` has too are handed to it under the same name.
-    itl_target_s: float = Field(0.0, ge=0)
+    itl_target_s: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Prefill beside decode rows makes no step longer than this, in seconds; 0: no bound."""
     policy: PolicyName = PolicyName.FCFS
     """Which waiting request goes next: in order of arrival, by its priority, or of the tenant that was served least."""

@@ -19,6 +19,10 @@ _STUCK_MARGIN_S = 3.0
 """Beyond the drain's grace: a step that runs, then results that go out."""
 
 
+_FREEING_S = 5.0
+"""What the compute thread may take to free its tensors. If the interpreter ends meanwhile, C++ aborts the process."""
+
+
 class ExitCode(IntEnum):
     """How the process ends. Everything but 0 lets a supervisor start it again."""
 
@@ -45,27 +49,27 @@ def run_process(worker: Worker, load: Load, *, drain_grace_s: float, niceness: i
     thread = threading.Thread(target=_compute, args=(worker, load, niceness, news), name="compute", daemon=True)
     thread.start()
     first = news.get()
-    if isinstance(first, ExitCode):
-        worker.release()
-        return first
-    return _end_by_signal(worker, first, news, drain_grace_s)
+    outcome = first if isinstance(first, ExitCode) else _drain(worker, first, news, drain_grace_s)
+    worker.release()
+    if isinstance(outcome, ExitCode):
+        thread.join(_FREEING_S)
+        if not thread.is_alive():
+            return outcome
+    log.warning("ends without waiting for the compute thread")
+    logging.shutdown()
+    os._exit(outcome if isinstance(outcome, ExitCode) else ExitCode.DRAINED)
 
 
-def _end_by_signal(
+def _drain(
     worker: Worker, received: signal.Signals, news: "queue.SimpleQueue[signal.Signals | ExitCode]", grace_s: float
-) -> int:
+) -> signal.Signals | ExitCode:
+    """What the compute thread ends with, or the signal if it has to be left behind."""
     log.info("%s: draining", received.name)
     worker.drain()
     try:
-        outcome = news.get(timeout=grace_s + _STUCK_MARGIN_S if worker.is_loaded else 0.1)
+        return news.get(timeout=grace_s + _STUCK_MARGIN_S if worker.is_loaded else 0.1)
     except queue.Empty:
-        outcome = received
-    worker.release()
-    if isinstance(outcome, ExitCode):
-        return outcome
-    log.warning("ends without waiting for the compute thread")
-    logging.shutdown()
-    os._exit(ExitCode.DRAINED)
+        return received
 
 
 def _compute(worker: Worker, load: Load, niceness: int, news: "queue.SimpleQueue[signal.Signals | ExitCode]") -> None:

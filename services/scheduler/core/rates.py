@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import NamedTuple
 
+MAX_PREFILL = 2**31 - 1
+"""Tokens of a step; more than any budget."""
+
 
 class Rates(NamedTuple):
     """Of one worker incarnation; 0 is unknown."""
@@ -33,4 +36,5 @@ def prefill_tokens_within(itl_target_s: float, num_decode: int, rates: Rates) ->
     """
     if not (itl_target_s and num_decode and rates.prefill and rates.decode):
         return None
-    return max(0, int((itl_target_s - num_decode / rates.decode) * rates.prefill))
+    fitting = (itl_target_s - num_decode / rates.decode) * rates.prefill
+    return int(min(max(0.0, fitting), MAX_PREFILL))  # infinite, if a worker tells rates that no machine has

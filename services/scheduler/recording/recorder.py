@@ -212,12 +212,14 @@ class Recorder:
         except OSError as error:
             self._fail(error)
             return
-        self._append([encode(header)])
+        if not self._append([encode(header)]):
+            (self._folder / name).unlink(missing_ok=True)  # half a header says nothing
         self._forget_oldest()
 
-    def _append(self, batch: list[bytes]) -> None:
+    def _append(self, batch: list[bytes]) -> bool:
+        """Write; whether the disk took it."""
         if self._file is None or not batch:
-            return
+            return True
         data = memoryview(b"".join(batch))
         self._size += len(data)
         try:
@@ -225,6 +227,8 @@ class Recorder:
                 data = data[self._file.write(data) :]
         except OSError as error:
             self._fail(error)
+            return False
+        return True
 
     def _fail(self, error: OSError) -> None:
         """No file until the leader begins one again, after a while."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import redis
 
 from services.scheduler.service import logs
+from shared.capacity import MAX_BLOCKS
 from shared.errors import Fenced
 from shared.keys import Keys
 from shared.leases import forget_members, read_members
@@ -47,6 +48,12 @@ class Requirements:
             return f"max_num_seqs is {lease.max_num_seqs}, the scheduler's is {self.max_num_seqs}"
         if lease.num_blocks < 1:
             return "it has no blocks"
+        if lease.num_blocks > MAX_BLOCKS:
+            return f"num_blocks is {lease.num_blocks}, at most {MAX_BLOCKS}"
+        if not 0 <= lease.num_cpu_blocks <= MAX_BLOCKS:
+            return f"num_cpu_blocks is {lease.num_cpu_blocks}, at most {MAX_BLOCKS}"
+        if lease.block_bytes < 0:
+            return f"block_bytes is {lease.block_bytes}"
         return ""
 
 

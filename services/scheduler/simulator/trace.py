@@ -113,6 +113,8 @@ class TraceRequest:
 
 
 Trace = Sequence[TraceRequest]
+MAX_TOKENS = 2**24
+"""Of one request, prompt and output: they are written out while it lives."""
 
 
 def check_trace(trace: Trace) -> None:
@@ -131,6 +133,7 @@ def _flaw(request: TraceRequest, known: set[str]) -> str:
         ("its id is there twice", request.request_id in known),
         ("it has no prompt", not num_tokens(request.prompt)),
         ("it has no output", not num_tokens(request.output)),
+        (f"it has more than {MAX_TOKENS} tokens", request.max_total_tokens > MAX_TOKENS),
         ("its output is longer than max_tokens", num_tokens(request.output) > request.limit),
         ("its arrival is no time", not 0 <= request.arrival < float("inf")),
         (

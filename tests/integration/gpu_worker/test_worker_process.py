@@ -106,6 +106,13 @@ def test_unknown_model_is_a_clear_exit(leader: "Leader", start_worker: Start) ->
     assert leader.workers() == []
 
 
+def test_a_host_pool_without_room_is_a_clear_exit(leader: "Leader", start_worker: Start) -> None:
+    worker = start_worker(swap_space=1e9)
+    assert worker.process.wait(20) == 2
+    assert "a host pool of" in worker.text.splitlines()[-1]
+    assert leader.workers() == []
+
+
 def test_bad_setting_is_a_clear_exit(start_worker: Start) -> None:
     worker = start_worker(block_size=0)
     assert worker.process.wait(20) == 2

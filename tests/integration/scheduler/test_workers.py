@@ -154,7 +154,10 @@ def test_a_living_holder_keeps_its_seat(pool: Pool) -> None:
     pool.check_texts()
 
 
-@pytest.mark.parametrize("wrong", [{"block_size": 8}, {"max_model_len": 128}, {"max_num_seqs": 4}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"block_size": 8}, {"max_model_len": 128}, {"max_num_seqs": 4}, {"num_blocks": 2**40}, {"num_cpu_blocks": -1}],
+)
 def test_an_unfitting_worker_is_refused_and_the_log_says_why(
     pool: Pool, wrong: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:

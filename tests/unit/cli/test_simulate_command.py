@@ -49,6 +49,9 @@ def test_errors_are_one_line() -> None:
         ("simulate", "--change", "5:explode:worker-0"),
         ("simulate", "--change", "5:kill:worker-9"),
         ("simulate", "--block-size", "0"),
+        ("simulate", "--tenant-weights", "a=0"),
+        ("simulate", "--num-blocks", "99999999999"),
+        ("simulate", "poisson:prompt=1000000000000", "--requests", "1"),
     ):
         code, out, error = run(*arguments)
         assert code == 1 and not out, arguments

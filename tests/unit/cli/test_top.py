@@ -1,9 +1,16 @@
 """What `pagewire top` makes of a frame."""
 
 import io
+import os
+import sys
+import time
 
+import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from services.cli import top
+from services.cli.main import app
 from services.cli.pool_frame import PoolFrame
 from services.cli.top import render
 from shared.messages import (
@@ -81,3 +88,36 @@ def test_names_with_brackets_are_not_taken_for_markup() -> None:
     overview = PoolOverview(1.0, waiting=(request("r[red]x", reason="rows", detail="[bold]"),))
     text = "\n".join(shown(PoolFrame("p", overview=overview)))
     assert "r[red]x" in text and "rows: [bold]" in text
+
+
+def test_into_a_pipe_every_frame_is_printed_until_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A live view of a terminal would print nothing there before its end."""
+    reading, writing = os.pipe()
+    frames = iter(["first", "second", "third"])
+    monkeypatch.setattr(top, "read_frame", lambda *_: PoolFrame(next(frames)))
+    seen: list[str] = []
+
+    def sleep(_: float) -> None:
+        seen.append(os.read(reading, 65536).decode())
+        if len(seen) == 2:
+            os.close(reading)
+
+    with os.fdopen(writing, "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(time, "sleep", sleep)
+        with pytest.raises(SystemExit):
+            top.show_live("redis://127.0.0.1:1/0", "p", interval_s=1.0)
+    assert [text.split()[2] for text in seen] == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--once", "--redis-url", "nonsense"), 1, "error: Redis URL"),
+        (("--once", "--redis-url", "redis://h:99999/0"), 1, "error: Redis URL"),
+        (("--interval", "inf"), 2, "--interval"),
+    ],
+)
+def test_what_it_cannot_do_is_one_line(arguments: tuple[str, ...], code: int, words: str) -> None:
+    done = CliRunner().invoke(app, ["top", *arguments])
+    assert done.exit_code == code and words in done.stderr and "Traceback" not in done.stderr

@@ -52,6 +52,11 @@ def test_a_target_that_decode_alone_misses_still_lets_a_block_through() -> None:
     assert max(gaps) == pytest.approx(NUM_STREAMS / DECODE_RATE + 16 / PREFILL_RATE)
 
 
+@pytest.mark.parametrize(("prefill", "decode", "most"), [(1.0, 5e-324, 0), (1e308, 1e308, 2**31 - 1)])
+def test_rates_that_no_machine_has_are_survived(prefill: float, decode: float, most: int) -> None:
+    assert prefill_tokens_within(100.0, 8, Rates(prefill, decode)) == most
+
+
 def test_unknown_rates_bound_nothing() -> None:
     assert stream_gaps(0.05, ())[1] == stream_gaps(0.0, ())[1]
     assert prefill_tokens_within(0.05, 8, Rates(0.0, 400.0)) is None

@@ -125,17 +125,34 @@ def test_a_full_disk_leaves_a_gap(folder: Path, monkeypatch: pytest.MonkeyPatch)
     recorder = Recorder(folder, "pool", wall=lambda: 0.0, interval_s=9)
     numbers, append = count(), recorder._append
 
-    def refusing(batch: list[bytes]) -> None:
+    def refusing(batch: list[bytes]) -> bool:
         if 10 <= next(numbers) <= 12 and recorder._file is not None:
             recorder._fail(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-        else:
-            append(batch)
+            return False
+        return append(batch)
 
     monkeypatch.setattr(recorder, "_append", refusing)
     record(recorder, write=True)
     verdict = verify(open_recording(folder))
     assert verdict.difference is None and verdict.gaps
     assert any(file.header.cause == "gap" for file in open_recording(folder))
+
+
+def test_a_disk_that_stays_full_collects_no_empty_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "RETRY_S", 0.0)
+    recorder = Recorder(folder, "pool", wall=lambda: 0.0, interval_s=9)
+    numbers, append = count(), recorder._append
+
+    def refusing(batch: list[bytes]) -> bool:
+        if next(numbers) >= 10 and recorder._file is not None:
+            recorder._fail(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+            return False
+        return append(batch)
+
+    monkeypatch.setattr(recorder, "_append", refusing)
+    record(recorder, write=True)
+    assert recorder.num_lost > 0
+    assert only_file(folder).stat().st_size > 0
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
