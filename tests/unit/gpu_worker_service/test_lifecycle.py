@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from services.gpu_worker.service import lifecycle
 from services.gpu_worker.service.lifecycle import ExitCode, run_process
 from services.gpu_worker.service.worker import Worker
 from shared.errors import ConfigError
@@ -41,8 +42,9 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def test_tensors_are_freed_before_the_interpreter_ends() -> None:
+def test_tensors_are_freed_before_the_interpreter_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that is still freeing them then is unwound through C++, which aborts: the exit code would be lost."""
+    monkeypatch.setattr(lifecycle.log, "disabled", True)  # pytest keeps what is logged, and with it the error's frames
     worker = cast(Worker, FailingWorker())
     code = run_process(worker, lambda _: pytest.fail("not called"), drain_grace_s=0.0, niceness=0)
     assert code == ExitCode.CONFIG and Tensor.num_freed == 1
