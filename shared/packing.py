@@ -34,6 +34,11 @@ def unpack_int32(data: bytes) -> "array[int]":
     return values
 
 
+def are_tokens(data: bytes) -> bool:
+    """Whether whole packed int32 are token ids or NO_TOKEN: nothing else is negative."""
+    return data[3::4].isascii() or min(unpack_int32(data), default=0) >= NO_TOKEN
+
+
 def pack_float32(values: Iterable[float]) -> bytes:
     """Pack `values` as little-endian float32."""
     packed = values if isinstance(values, array) and values.typecode == "f" else array("f", values)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from shared.errors import MalformedMessage
 from shared.messages import EndReason, EventKind, LogMessage, RequestEvent, StepResult, TickEntry, WorkerFenced
-from shared.packing import NO_TOKEN, unpack_int32
+from shared.packing import NO_TOKEN, are_tokens, unpack_int32
 from shared.records import Seat
 
 _END_REASONS = frozenset(EndReason)
@@ -194,6 +194,8 @@ def _check_sound(step: StepResult) -> None:
     """What the wire type does not say: whole tokens, rows that exist, known reasons."""
     if len(step.tokens) % 4:
         raise MalformedMessage("packed tokens are cut")
+    if not are_tokens(step.tokens):
+        raise MalformedMessage("a negative token")
     if any(row < 0 for row, *_ in (*step.joined, *step.roster)):
         raise MalformedMessage("a negative row")
     if any(reason not in _END_REASONS for _, reason in step.ended):

@@ -30,7 +30,7 @@ from services.scheduler.core.rates import Rates, newest_rates
 from services.scheduler.core.request import Request
 from services.scheduler.core.seats import Ending, Ghost, InFlight, PlanDraft, Seat
 from shared.messages import EndReason, NewRow, StepPlan, StepResult, Tick
-from shared.packing import NO_TOKEN, pack_int32
+from shared.packing import NO_TOKEN, are_tokens, pack_int32
 
 _NOTHING = pack_int32([NO_TOKEN])
 _END_REASONS = frozenset(EndReason)
@@ -256,7 +256,7 @@ class Lane:
     def contradicts(self, result: StepResult) -> bool:
         """Whether the result of the oldest plan in flight is not one that this plan can have."""
         tokens = result.tokens
-        if len(tokens) % 4 or len(tokens) > 4 * self.config.max_num_seqs:
+        if len(tokens) % 4 or len(tokens) > 4 * self.config.max_num_seqs or not are_tokens(tokens):
             return True
         num_ended_silent = 0
         ended = set()

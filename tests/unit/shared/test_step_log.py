@@ -183,6 +183,8 @@ def test_a_tail_that_was_trimmed_too_far_is_a_gap() -> None:
     "broken",
     [
         msgspec.structs.replace(step(2, []), tokens=b"abc"),
+        step(2, [-2]),
+        step(2, [-1, -256, 511]),
         step(2, [6], ended=((0, 99),)),
         step(2, [6], joined=((-5, "a", 1),)),
         step(2, [6], roster=((-5, "a", 2),)),
