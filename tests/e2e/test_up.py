@@ -187,7 +187,7 @@ def test_what_cannot_work_is_one_line(tmp_path: Path, flags: list[str], message:
 
 def test_a_child_that_cannot_start_ends_everything(tmp_path: Path) -> None:
     """A worker that is told a block count no memory holds; its own words are the error."""
-    flags = ["--port", str(free_port()), "--state-dir", str(tmp_path), "--num-blocks", "2000000000"]
+    flags = ["--port", str(free_port()), "--state-dir", str(tmp_path), "--num-blocks", "67000000"]
     done = pagewire("up", *flags, timeout=120)
     assert done.returncode == 1
     assert done.stdout == ""
