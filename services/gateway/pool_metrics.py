@@ -29,7 +29,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[PoolStats], float]], ...] = (
     ("num_workers", "Workers in the pool", lambda s: s.num_workers),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[PoolStats], float]], ...] = (
-    ("num_preemptions", "Preemptions for lack of blocks", lambda s: s.num_preemptions),
+    ("num_preemptions", "Preemptions, for lack of blocks or for a fair share", lambda s: s.num_preemptions),
     ("num_handovers", "Requests that left a draining worker for another one", lambda s: s.num_handovers),
     ("num_requeues", "Requests whose worker died under them", lambda s: s.num_requeues),
     ("num_swapped_out_blocks", "Blocks copied to host memory for preempted requests", lambda s: s.num_swap_outs),

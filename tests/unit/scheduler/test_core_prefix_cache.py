@@ -8,6 +8,7 @@ import pytest
 from services.scheduler.core import prefix_cache
 from services.scheduler.core.blocks import BlockPool, Reclaim
 from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.cost_model import Preemption
 from services.scheduler.core.evictable import Eviction
 from services.scheduler.core.policies.base import PolicyName
 from services.scheduler.core.prefix_cache import block_key, domain, root_key
@@ -329,19 +330,33 @@ def test_a_table_takes_the_entry_of_an_idle_block_over() -> None:
 # ---------------------------------------------------------------- progress, snapshot
 
 
+@pytest.mark.parametrize("preemption", [Preemption.RECOMPUTE, Preemption.SWAP])
 @pytest.mark.parametrize("policy", PolicyName)
 @pytest.mark.parametrize("caching", [True, False])
-def test_four_times_the_pool_finishes(caching: bool, policy: PolicyName) -> None:
-    """BEST-25 and case 75: everybody ends, and nobody is preempted again and again."""
-    world = make_world(24, enable_prefix_caching=caching, max_num_seqs=16, policy=policy, priority_ageing_s=0.01)
+def test_four_times_the_pool_finishes(caching: bool, policy: PolicyName, preemption: Preemption) -> None:
+    """BEST-25 and case 75: everybody ends, though blocks run out all the time, and nobody is preempted again and
+    again. Short prompts and long answers: without room kept free, many enter and few can stay."""
+    options: dict[str, Any] = {"policy": policy, "preemption": preemption, "priority_ageing_s": 0.01}
+    config = SchedulerConfig(
+        max_model_len=200,
+        block_size=4,
+        max_num_seqs=16,
+        admission_room=0,
+        enable_prefix_caching=caching,
+        **options,
+    )
+    world = World(config)
+    world.join("w", 24, 48)
     for index in range(16):
-        prompt = [1, 2, 3, 4, 1 + index, *range(1, 8)]
+        prompt = [1, 2, 3, 4, 1 + index]
         whose: dict[str, Any] = {"tenant": "ab"[index > 12] if policy == "fair" else "", "priority": index % 3}
-        world.submit(make_submission(f"r{index}", prompt, max_tokens=12, ignore_eos=True, **whose))
+        world.submit(make_submission(f"r{index}", prompt, max_tokens=19, ignore_eos=True, **whose))
     world.settle()
     world.judge_idle()
     times = [sum(e.request_id == f"r{index}" and e.kind == "preempted" for e in world.events) for index in range(16)]
+    assert sum(times) >= 8, "hardly anybody had to give up blocks"
     assert max(times) <= 3
+    assert (world.num_swapped > 0) == (preemption is Preemption.SWAP)
     assert (world.num_hit_tokens > 0) == caching
 
 
