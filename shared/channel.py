@@ -1,8 +1,8 @@
 """One connection for the commands that every step costs: a command without what a client does around it.
 
 A client borrows a connection, polls it, and passes each command through its hooks for retries and metrics. Here it is
-packed, sent and its reply parsed (by hiredis), no more; infra/adr has the measurement. Address, TLS, credentials,
-time-outs and the exceptions stay the client's, because the connection is one that it makes.
+packed, sent and its reply parsed (by hiredis), no more; `make bench-scheduler` measures the turn. Address, TLS,
+credentials, time-outs and the exceptions stay the client's, because the connection is one that it makes.
 """
 
 import time

@@ -3,6 +3,7 @@
 import sys
 from array import array
 from collections.abc import Iterable
+from typing import Any
 
 NO_TOKEN = -1
 """Stands in a packed row array where a row yielded nothing in that step."""
@@ -14,11 +15,7 @@ def pack_int32(values: Iterable[int]) -> bytes:
     Raises:
         OverflowError: a value does not fit 32 bits.
     """
-    packed = values if isinstance(values, array) and values.typecode == "i" else array("i", values)
-    if sys.byteorder == "big":
-        packed = array("i", packed)
-        packed.byteswap()
-    return packed.tobytes()
+    return _pack("i", values)
 
 
 def unpack_int32(data: bytes) -> "array[int]":
@@ -27,11 +24,7 @@ def unpack_int32(data: bytes) -> "array[int]":
     Raises:
         ValueError: the length of `data` is no multiple of 4.
     """
-    values = array("i")
-    values.frombytes(data)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
+    return _unpack("i", data)
 
 
 def are_tokens(data: bytes) -> bool:
@@ -41,11 +34,7 @@ def are_tokens(data: bytes) -> bool:
 
 def pack_float32(values: Iterable[float]) -> bytes:
     """Pack `values` as little-endian float32."""
-    packed = values if isinstance(values, array) and values.typecode == "f" else array("f", values)
-    if sys.byteorder == "big":
-        packed = array("f", packed)
-        packed.byteswap()
-    return packed.tobytes()
+    return _pack("f", values)
 
 
 def unpack_float32(data: bytes) -> "array[float]":
@@ -54,7 +43,19 @@ def unpack_float32(data: bytes) -> "array[float]":
     Raises:
         ValueError: the length of `data` is no multiple of 4.
     """
-    values = array("f")
+    return _unpack("f", data)
+
+
+def _pack(typecode: str, values: Iterable[Any]) -> bytes:
+    packed = values if isinstance(values, array) and values.typecode == typecode else array(typecode, values)
+    if sys.byteorder == "big":
+        packed = array(typecode, packed)
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _unpack(typecode: str, data: bytes) -> "array[Any]":
+    values: array[Any] = array(typecode)
     values.frombytes(data)
     if sys.byteorder == "big":
         values.byteswap()

@@ -86,6 +86,9 @@ class Settings(BaseSettings):
         None, "float32, bfloat16, float16, or auto: as the hardware computes best.", shown="auto", forward=True
     )
     plan_ahead: int | None = option(None, "Plans in flight per worker: 1 or 2.", shown="2", forward=True, ge=1, le=2)
+    admission_room: int | None = option(
+        None, "Tokens per running request for which an admission leaves KV blocks.", shown="4", forward=True, ge=0
+    )
     itl_target_s: float | None = option(
         None,
         "Prefill beside running streams makes no step longer than this (seconds).",
@@ -162,12 +165,9 @@ class Settings(BaseSettings):
     @classmethod
     def _check_weights(cls, value: str | None) -> str | None:
         if value:
-            from services.scheduler.core.policies.fair import parse_weights
+            from services.scheduler.settings import checked_weights
 
-            try:
-                parse_weights(value)
-            except ConfigError as error:
-                raise ValueError(str(error)) from error
+            checked_weights(value)
         return value
 
 

@@ -16,7 +16,12 @@ from services.scheduler.core.policies.fair import parse_weights
 from shared.errors import ConfigError
 
 
-def _checked_weights(text: str) -> str:
+def checked_weights(text: str) -> str:
+    """The text of `tenant_weights`, if it means something.
+
+    Raises:
+        ValueError: it does not.
+    """
     try:
         parse_weights(text)
     except ConfigError as error:
@@ -43,13 +48,15 @@ class Settings(BaseSettings):
     """Plans in flight per worker."""
 
     # Fields that `SchedulerConfig` has too are handed to it under the same name.
+    admission_room: int = Field(4, ge=0)
+    """Tokens per running row that find a block even after an admission, so that a newcomer is not preempted at once."""
     itl_target_s: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Prefill beside decode rows makes no step longer than this, in seconds; 0: no bound."""
     policy: PolicyName = PolicyName.FCFS
     """Which waiting request goes next: in order of arrival, by its priority, or of the tenant that was served least."""
     priority_ageing_s: float = Field(60.0, gt=0, allow_inf_nan=False)
     """Policy `priority`: having come this much earlier outweighs a priority that is worse by 1."""
-    tenant_weights: Annotated[str, AfterValidator(_checked_weights)] = ""
+    tenant_weights: Annotated[str, AfterValidator(checked_weights)] = ""
     """Policy `fair`: shares of tenants, as in `a=2,b=1`; those not named have 1."""
     max_bypasses: int = Field(16, ge=0)
     """Later requests that may be admitted before one that lacks KV blocks; then all wait for it."""

@@ -33,10 +33,10 @@ class Placed(NamedTuple):
     source: Seat | None
     """The sibling's seat from which it forks."""
     num_passed: int
-    """Of `Trial.passed`, those that it passes."""
+    """Of `Admissions.passed`, those that it passes."""
 
 
-class Trial(NamedTuple):
+class Admissions(NamedTuple):
     """Who would be admitted on one lane, and at whose cost."""
 
     placed: list[Placed]
@@ -101,7 +101,7 @@ def _count_fork(core: "SchedulerCore", seat: Seat) -> None:
     request.num_cached_tokens = max(0, request.num_cached_tokens)
 
 
-def _place(core: "SchedulerCore", lane: Lane, budget: int, limit: int | None) -> Trial:
+def _place(core: "SchedulerCore", lane: Lane, budget: int, limit: int | None) -> Admissions:
     """Waiting requests that go to `lane` now. Changes nothing."""
     placement = Placement(core.lanes.values(), core.config)
     placed: list[Placed] = []
@@ -112,7 +112,7 @@ def _place(core: "SchedulerCore", lane: Lane, budget: int, limit: int | None) ->
     entering: dict[str, None] = {}
     may_reserve = True
     if not placement.concerns(lane):
-        return Trial([], [], None)
+        return Admissions([], [], None)
     for request in islice(core.waiting, limit):
         if may_reserve and not request.has_begun:
             draining.reserve(core, placement)
@@ -143,7 +143,7 @@ def _place(core: "SchedulerCore", lane: Lane, budget: int, limit: int | None) ->
                 break
         if passed and most <= 0:
             break
-    return Trial(placed, passed, first_target)
+    return Admissions(placed, passed, first_target)
 
 
 def may_be_passed(core: "SchedulerCore", placement: Placement, request: Request) -> bool:

@@ -47,16 +47,29 @@ def plan_for(core: "SchedulerCore", lane: Lane) -> StepPlan | None:
     for seat in running:
         if budget:
             budget = lane.prefill_chunk(draft, seat, budget)
-    if lane.swapped and not shortage:
-        budget = swap.come_back(core, lane, draft, budget)
-    if not (shortage or lane.swapped):
-        admit(core, lane, draft, budget)
-    if not (lane.decode or draft.beams or draft.chunks or (lane.has_drops and not lane.in_flight)):
+    if not shortage:
+        _seat_others(core, lane, draft, budget)
+    if not _is_due(lane, draft):
         return None
     core.counters.plans += 1
     if lane.pool.copies:
         core.counters.count_moves(*lane.pool.tier.tally())
     return lane.close(draft, NO_TICK)
+
+
+def _seat_others(core: "SchedulerCore", lane: Lane, draft: PlanDraft, budget: int) -> None:
+    """Those that were swapped out, then waiting ones."""
+    if lane.swapped:
+        budget = swap.come_back(core, lane, draft, budget)
+    if lane.swapped and _is_due(lane, draft):  # only beside a plan: without one nothing may change
+        swap.give_way(core, lane)
+    if not lane.swapped:
+        admit(core, lane, draft, budget)
+
+
+def _is_due(lane: Lane, draft: PlanDraft) -> bool:
+    """Whether there is something to do."""
+    return bool(lane.decode or draft.beams or draft.chunks or (lane.has_drops and not lane.in_flight))
 
 
 def _lacks_blocks(lane: Lane) -> bool:

@@ -4,7 +4,9 @@
     plan > k    added: a new row   copies IN: slot ─▶ block     chunk: what is known and not computed, mostly a token
 
 A victim is taken with nothing in flight, so what is written is known, and all of it is copied, the last, partial block
-too. Swapped requests go before waiting ones on their lane: as long as one of them does not fit, nobody is admitted.
+too. Swapped requests go before waiting ones on their lane: as long as one of them does not fit, nobody is admitted. But
+a swap must not turn the policy around: for a class that goes before theirs (a better priority, a tenant that was served
+less) they give their copies up and wait like the others, as if they had been preempted by recompute.
 """
 
 from itertools import takewhile
@@ -82,6 +84,30 @@ def _fits(lane: Lane, request: Request, hits: list[CachedBlock]) -> bool:
     return lane.pool.num_available - num_blocks >= lane.config.room(len(lane.seats))
 
 
+def give_way(core: "SchedulerCore", lane: Lane) -> None:
+    """Swapped requests that do not fit give their copies up, if they keep one off the lane that goes before them all.
+
+    It must be able to enter for it: now, or by a claim to a seat, for which others will leave.
+    """
+    first = core.waiting.first()
+    if first is None or not all(_goes_before(core, first, request) for request in lane.swapped.values()):
+        return
+    if _fits_as_new(lane, first) or (core.policy.has_claims and core.policy.claims_seat(first)):
+        lose_copies(core, lane)
+
+
+def _goes_before(core: "SchedulerCore", first: Request, swapped: Request) -> bool:
+    """Whether the policy wants it so. Within a class, what ran before goes first."""
+    policy = core.policy
+    if policy.class_of(first) == policy.class_of(swapped):
+        return False
+    return policy.precedence(first)[0] < policy.precedence(swapped)[0]
+
+
+def _fits_as_new(lane: Lane, request: Request) -> bool:
+    return len(lane.free_rows) >= request.num_rows and lane.holds(request) and _fits(lane, request, [])
+
+
 def drop_copy(request: Request) -> None:
     """The request ends, or begins again elsewhere."""
     swapped = _forget(request)
@@ -97,7 +123,7 @@ def _forget(request: Request) -> SwappedOut:
 
 
 def lose_copies(core: "SchedulerCore", lane: Lane) -> None:
-    """The lane is gone: its swapped requests wait again."""
+    """The lane's swapped requests wait again."""
     for request in list(lane.swapped.values()):
         _begin_again(core, request)
 

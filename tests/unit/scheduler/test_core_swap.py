@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.cost_model import Preemption, swap_is_cheaper
+from services.scheduler.core.policies.base import PolicyName
 from services.scheduler.core.rates import Rates, newest_rates
 from services.scheduler.core.request import RequestState
 from services.scheduler.core.snapshot import restore, take_snapshot
@@ -253,3 +255,42 @@ def test_a_swapped_request_displaces_demoted_blocks_and_never_the_other_way_roun
     pinned = world.core.requests["new"].swapped
     assert pinned is not None and len(pinned.slots) > world.core.stats().num_free_cpu_blocks
     texts_are_right(world)
+
+
+def steps_until_served(preemption: Preemption, policy: PolicyName, newcomer: dict[str, Any]) -> tuple[int, int]:
+    """Steps that a small request takes which comes when somebody had to go; how many were swapped before."""
+    world = make_world(30, 100, max_num_seqs=8, max_model_len=400, policy=policy, preemption=preemption)
+    for number in range(4):
+        many = make_submission(
+            f"a{number}", [1 + number] * 12, max_tokens=80, min_tokens=80, ignore_eos=True, tenant="a"
+        )
+        world.submit(msgspec.structs.replace(many, priority=5))
+    while not world.core.counters.preemptions:
+        world.turn()
+        world.step("w")
+    num_swapped = world.num_swapped
+    small = make_submission("small", [9] * 3, max_tokens=4, min_tokens=4, ignore_eos=True)
+    world.submit(msgspec.structs.replace(small, **newcomer))
+    num_steps = 0
+    while world.readers["small"].terminal is None:
+        world.turn()
+        num_steps += world.step("w")
+        world.turn()
+    texts_are_right(world)
+    return num_steps, num_swapped
+
+
+@pytest.mark.parametrize(
+    ("policy", "newcomer"), [(PolicyName.PRIORITY, {"priority": -100}), (PolicyName.FAIR, {"tenant": "b"})]
+)
+def test_a_swap_does_not_turn_the_policy_around(policy: PolicyName, newcomer: dict[str, Any]) -> None:
+    """One that goes before whoever was swapped is served as soon as if that one had been preempted by recompute."""
+    by_recompute, none_swapped = steps_until_served(Preemption.RECOMPUTE, policy, newcomer)
+    by_swap, num_swapped = steps_until_served(Preemption.SWAP, policy, newcomer)
+    assert num_swapped > none_swapped == 0
+    assert by_swap <= by_recompute + 2
+
+
+def test_within_a_class_what_was_swapped_goes_first() -> None:
+    num_steps, num_swapped = steps_until_served(Preemption.SWAP, PolicyName.FCFS, {"tenant": "b"})
+    assert num_swapped and num_steps > 10
