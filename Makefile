@@ -28,7 +28,7 @@ run: model ## serve the default model on PORT; more options in ARGS
 	@exec $(BIN)/pagewire up --port $(PORT) $(ARGS)
 
 test: model ## all tests that need no GPU
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder $(ARGS)
 
 test-property: $(STAMP) ## the property tests with many more examples
 	$(BIN)/python -m pytest tests/property --hypothesis-profile=thorough --timeout=0 $(ARGS)

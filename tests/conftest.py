@@ -6,10 +6,12 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 from services.cli.redis_server import find_redis_server
 from shared.keys import Keys
@@ -31,15 +33,21 @@ settings.register_profile("thorough", deadline=None, suppress_health_check=_slow
 settings.load_profile("suite")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """For `-n`: files stay whole, and whole stacks, which use every core, run one at a time and start first."""
-    tests = Path(__file__).parent
-    groups = {item: item.path.relative_to(tests).parts for item in items}
-    items.sort(key=lambda item: groups[item][0] not in STACK_TIERS)
-    for item in items:
-        group = "stack" if groups[item][0] in STACK_TIERS else "/".join(groups[item])
-        item.add_marker(pytest.mark.xdist_group(group))
+class ByStack(LoadScopeScheduling):
+    """For `-n`: files stay whole, and whole stacks, which use every core, run one at a time."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return "stack" if path.split("/")[1] in STACK_TIERS else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByStack:
+    return ByStack(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Stacks start first: they take longest."""
+    items.sort(key=lambda item: item.path.relative_to(Path(__file__).parent).parts[0] not in STACK_TIERS)
 
 
 @pytest.fixture(scope="session")
