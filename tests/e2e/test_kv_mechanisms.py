@@ -27,8 +27,8 @@ SIXTEEN = slice(3, 19)
 EIGHT = slice(5, 13)
 """15 to 63 tokens."""
 NUM_BLOCKS = 12
-"""The longest of the sixteen needs 10. When they arrive longest first, the core preempts 6 to 10 of them, and 5 or 6 of the
-eight with 48 output tokens (counted with the worker of the property tests); in other orders it may be none."""
+"""The longest of the sixteen needs 10. When they arrive longest first, the core preempts 6 to 10 of them, and 5 or 6 of
+the eight with 48 output tokens (counted with the worker of the property tests); in other orders it may be none."""
 LONGEST_FIRST_S = 0.02
 """Between two arrivals, so that the order does not depend on which connection was accepted first."""
 
