@@ -7,10 +7,11 @@ PORT ?= 8000
 ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+KERNELS := $(VENV)/.kernels
 CODE := benchmarks infra kernels services shared tests
 
 .DEFAULT_GOAL := help
-.PHONY: help env model run test test-property lint format bench bench-scheduler bench-kv bench-engine compose-test clean
+.PHONY: help env kernels model run test test-property lint format bench bench-scheduler bench-kv bench-engine compose-test clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -21,7 +22,13 @@ $(STAMP): pyproject.toml constraints.txt infra/scripts/environment.sh
 	@infra/scripts/environment.sh $(VENV)
 	@touch $@
 
-model: $(STAMP) ## fetch and convert the default model, once
+$(KERNELS): $(STAMP) $(wildcard kernels/*/*.cpp kernels/*/*.h) kernels/native/build.py kernels/native/levels.py
+	@$(BIN)/python -m kernels.native.build
+	@touch $@
+
+kernels: $(KERNELS) ## compile the C++ kernels whose sources changed
+
+model: $(KERNELS) ## fetch and convert the default model, once
 	@$(BIN)/pagewire pull
 
 run: model ## serve the default model on PORT; more options in ARGS
@@ -30,7 +37,7 @@ run: model ## serve the default model on PORT; more options in ARGS
 test: model ## all tests that need no GPU
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder $(ARGS)
 
-test-property: $(STAMP) ## the property tests with many more examples
+test-property: $(KERNELS) ## the property tests with many more examples
 	$(BIN)/python -m pytest tests/property --hypothesis-profile=thorough --timeout=0 $(ARGS)
 
 lint: $(STAMP) ## style, types and import contracts
@@ -59,5 +66,5 @@ compose-test: ## the four containers: build, stream one chat, take down
 	infra/scripts/compose-test.sh
 
 clean: ## remove the environment and every cache
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) kernels/native/lib build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,10 @@
 # Weights, KV cache, kernels. Also the image that fetches the model. Build from the root of the repository.
+FROM python:3.11-slim-bookworm AS kernels
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends g++
+WORKDIR /app
+COPY kernels kernels
+RUN python -m kernels.native.build
+
 FROM python:3.11-slim-bookworm
 
 RUN useradd --uid 10001 --create-home pagewire \
@@ -18,6 +24,7 @@ RUN python infra/docker/requirements.py $EXTRAS > /tmp/requirements.txt \
 COPY infra/docker/lease_check.py infra/docker/
 COPY shared shared
 COPY kernels kernels
+COPY --from=kernels /app/kernels/native/lib kernels/native/lib
 COPY services/__init__.py services/
 COPY services/gpu_worker services/gpu_worker
 RUN python -m compileall -q shared kernels services

@@ -21,5 +21,7 @@ if ! "$venv/bin/python" -c "$fits" 2>/dev/null || ! "$venv/bin/python" -m pip --
   echo "making the environment in $venv with $("$python" --version)"
   "$python" -m venv --clear "$venv"
 fi
+# The C++ kernels are compiled while the package is installed; without a compiler workers compute with torch alone.
+command -v g++ clang++ >/dev/null || "$here/debian-packages.sh" g++ || echo "going on without a C++ compiler" >&2
 echo "installing what pyproject.toml and constraints.txt name (the first time takes a few minutes)"
 "$venv/bin/python" -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'

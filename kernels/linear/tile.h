@@ -1,0 +1,80 @@
+// The inner product: a few rows of activations times one panel, in registers.
+//
+// An accumulator takes its terms one by one, k ascending, each with one rounding. So a row's result depends neither on
+// the rows that share its tile nor on where k was cut, and a widened panel gives the same bits as its bfloat16.
+#pragma once
+
+#include "kernels/linear/weight.h"
+#include "kernels/native/pairs.h"
+
+namespace pw::gemm {
+
+// How words meet activations: one struct per pair of stored type and product.
+struct Float32Words {
+    using Input = float;
+    static constexpr int GROUP = 1, PASSES = 1;
+    static PW_INLINE F32 decode(F32 words, int) { return words; }
+    static PW_INLINE F32 factor(const Input* x, int) { return set1(*x); }
+    static PW_INLINE F32 add(F32 x, F32 w, F32 acc) { return fma(x, w, acc); }
+};
+
+// bfloat16 weights, widened in registers; float32 activations.
+struct WidenedWords {
+    using Input = float;
+    static constexpr int GROUP = 2, PASSES = 2;
+    static PW_INLINE F32 decode(F32 words, int pass) { return pass == 0 ? lower_halves(words) : upper_halves(words); }
+    static PW_INLINE F32 factor(const Input* x, int pass) { return set1(x[pass]); }
+    static PW_INLINE F32 add(F32 x, F32 w, F32 acc) { return fma(x, w, acc); }
+};
+
+// bfloat16 weights and activations, multiplied in pairs by the instruction for it.
+struct PairWords {
+    using Input = bf16;
+    static constexpr int GROUP = 2, PASSES = 1;
+    static PW_INLINE F32 decode(F32 words, int) { return words; }
+    static PW_INLINE F32 factor(const Input* x, int) {
+        uint32_t word;
+        std::memcpy(&word, x, 4);
+        return set1_word(word);
+    }
+    static PW_INLINE F32 add(F32 x, F32 w, F32 acc) { return dot_pairs(x, w, acc); }
+};
+
+// c[row][column] (stride PANEL) = or += x[row] . panel over `groups` words of k.
+template <class Words, int ROWS>
+void tile(const typename Words::Input* x, int64_t stride, const float* words, int64_t groups, float* c, bool resumes) {
+    // Ahead of the loads: little work per word needs it close by, more work leaves time to come from memory.
+    constexpr int AHEAD = (ROWS <= 4 ? 16 : 32) * PANEL;
+    F32 acc[ROWS][PANEL_VECTORS];
+    for (int r = 0; r < ROWS; ++r)
+        for (int v = 0; v < PANEL_VECTORS; ++v) acc[r][v] = resumes ? load(c + r * PANEL + v * LANES) : zero();
+    for (int64_t g = 0; g < groups; ++g, words += PANEL, x += Words::GROUP) {
+        F32 raw[PANEL_VECTORS];
+        for (int v = 0; v < PANEL_VECTORS; ++v) {
+            raw[v] = load(words + v * LANES);
+            __builtin_prefetch(words + AHEAD + v * LANES, 0, ROWS <= 4 ? 3 : 2);
+        }
+        for (int pass = 0; pass < Words::PASSES; ++pass) {
+            F32 w[PANEL_VECTORS];
+            for (int v = 0; v < PANEL_VECTORS; ++v) w[v] = Words::decode(raw[v], pass);
+            for (int r = 0; r < ROWS; ++r) {
+                const F32 factor = Words::factor(x + r * stride, pass);
+                for (int v = 0; v < PANEL_VECTORS; ++v) acc[r][v] = Words::add(factor, w[v], acc[r][v]);
+            }
+        }
+    }
+    for (int r = 0; r < ROWS; ++r)
+        for (int v = 0; v < PANEL_VECTORS; ++v) store(c + r * PANEL + v * LANES, acc[r][v]);
+}
+
+// `tile` for a number of rows known at run time, 1 to TILE_ROWS.
+template <class Words, int ROWS = TILE_ROWS>
+void tile_of(int rows, const typename Words::Input* x, int64_t stride, const float* words, int64_t groups, float* c,
+             bool resumes) {
+    if (rows == ROWS)
+        tile<Words, ROWS>(x, stride, words, groups, c, resumes);
+    else if constexpr (ROWS > 1)
+        tile_of<Words, ROWS - 1>(rows, x, stride, words, groups, c, resumes);
+}
+
+}  // namespace pw::gemm

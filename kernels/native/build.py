@@ -1,0 +1,142 @@
+"""Compiles the C++ kernels, `kernels/*/*.cpp`, once per dispatch level, into one shared library each.
+
+    python -m kernels.native.build [--compiler clang++] [--jobs 2]
+
+Only what changed is compiled. Without a compiler, or at levels that it does not know, nothing is built: such a machine
+computes with the torch references, and says so when a worker starts. Runs without torch, so that setup.py can call it.
+"""
+
+import argparse
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from kernels.native.levels import Level, machine_levels
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARIES = Path(__file__).resolve().parent / "lib"
+OBJECTS = LIBRARIES / "objects"
+COMPILERS = ("g++", "clang++", "c++")
+NUMERICS = ("-ffp-contract=off", "-fno-math-errno")
+# GCC 12 says "maybe uninitialized" of its own AVX-512 headers, thousands of times (its bug 105593).
+WARNINGS = ("-Wall", "-Wextra", "-Wno-maybe-uninitialized")
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", *WARNINGS, *NUMERICS)
+
+
+class BuildFailed(Exception):
+    """The compiler refused a source."""
+
+
+def sources() -> list[Path]:
+    """Every C++ file, sorted."""
+    return sorted((ROOT / "kernels").glob("*/*.cpp"))
+
+
+def headers() -> list[Path]:
+    """Every header, sorted."""
+    return sorted((ROOT / "kernels").glob("*/*.h"))
+
+
+@functools.cache
+def digest() -> str:
+    """Of all sources and flags: what a library must have been built from."""
+    return _digest(FLAGS, *sources(), *headers())
+
+
+def library_path(level: Level) -> Path:
+    """Where the library of `level` lies. Its name holds the digest, so a library from other sources is never loaded."""
+    return LIBRARIES / f"{level.name}-{digest()}.so"
+
+
+def build(compiler: str, levels: Sequence[Level], jobs: int) -> list[Level]:
+    """Compile and link; answers the levels that have a library now.
+
+    Raises:
+        BuildFailed: a source does not compile at a level whose flags the compiler knows.
+    """
+    OBJECTS.mkdir(parents=True, exist_ok=True)
+    known = [level for level in levels if library_path(level).exists() or _knows(compiler, level)]
+    missing = [level for level in known if not library_path(level).exists()]
+    work = [(level, source) for level in missing for source in sources()]
+    with ThreadPoolExecutor(jobs) as pool:
+        objects = list(pool.map(lambda one: _compile(compiler, *one), work))
+    for level in missing:
+        _link(compiler, level, [made for made, (of, _) in zip(objects, work, strict=True) if of is level])
+    _forget_others(objects, [library_path(level) for level in known])
+    return known
+
+
+def find_compiler() -> str | None:
+    """The first C++ compiler on PATH."""
+    return next((name for name in COMPILERS if shutil.which(name)), None)
+
+
+def _compile(compiler: str, level: Level, source: Path) -> Path:
+    made = OBJECTS / f"{level.name}-{source.stem}-{_digest((compiler, *FLAGS), source, *headers())}.o"
+    if not made.exists():
+        partial = made.with_suffix(f".{os.getpid()}")
+        _run(compiler, *FLAGS, *level.compiler_flags, f"-I{ROOT}", "-c", str(source), "-o", str(partial))
+        partial.replace(made)
+    return made
+
+
+def _link(compiler: str, level: Level, objects: Sequence[Path]) -> None:
+    partial = library_path(level).with_suffix(f".{os.getpid()}")
+    _run(compiler, "-shared", "-pthread", *map(str, objects), "-o", str(partial))
+    partial.replace(library_path(level))
+
+
+def _knows(compiler: str, level: Level) -> bool:
+    command = (compiler, *level.compiler_flags, "-fsyntax-only", "-x", "c++", os.devnull)
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildFailed(f"{' '.join(command)}\n{done.stderr}")
+    if done.stderr:
+        print(done.stderr, file=sys.stderr)
+
+
+def _digest(words: Sequence[str], *files: Path) -> str:
+    content = hashlib.sha256(repr(words).encode())
+    for file in files:
+        content.update(repr((file.parent.name, file.name)).encode())
+        content.update(file.read_bytes())
+    return content.hexdigest()[:16]
+
+
+def _forget_others(objects: Sequence[Path], libraries: Sequence[Path]) -> None:
+    """Delete what older sources made, if this run made anything."""
+    if objects:
+        for old in {*OBJECTS.glob("*.o"), *LIBRARIES.glob("*.so")} - {*objects, *libraries}:
+            old.unlink(missing_ok=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Build for this machine's architecture; answers the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--compiler", default=find_compiler())
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    args = parser.parse_args(arguments)
+    if args.compiler is None:
+        print(f"no C++ compiler ({', '.join(COMPILERS)}): workers will compute with torch alone", file=sys.stderr)
+        return 0
+    try:
+        built = build(args.compiler, machine_levels(), args.jobs)
+    except BuildFailed as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"kernels for {', '.join(level.name for level in built) or 'no level'} in {LIBRARIES}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
