@@ -96,6 +96,8 @@ class Report:
     title: str
     tables: dict[str, list[Row]] = field(default_factory=dict)
     bars: list[Bar] = field(default_factory=list)
+    untold: list[str] = field(default_factory=list)
+    """Bars that could not be measured: each counts as missed."""
 
     def __post_init__(self) -> None:
         about = machine()
@@ -107,14 +109,28 @@ class Report:
         self.bars += bars
         print(f"\n{name}\n{table(rows)}", flush=True)
 
+    def lacks(self, what: str) -> None:
+        """Something that bars need could not be measured."""
+        self.untold.append(what)
+        print(f"\nNOT MEASURED  {what}", flush=True)
+
     def finish(self, path: Path | None) -> int:
-        """Print the bars, write JSON to `path`; the exit code: 1 if a bar is missed."""
-        print("\n" + "\n".join(map(str, self.bars)), flush=True)
+        """Print the bars, write JSON to `path`; the exit code: 1 if a bar is missed or could not be measured."""
+        print(
+            "\n" + "\n".join([*map(str, self.bars), *(f"MISSED  not measured: {what}" for what in self.untold)]),
+            flush=True,
+        )
         if path is not None:
             bars = [
                 {"name": b.name, "measured": b.measured, "limit": b.limit, "unit": b.unit, "met": b.is_met}
                 for b in self.bars
             ]
-            content = {"title": self.title, "machine": machine(), "tables": self.tables, "bars": bars}
+            content = {
+                "title": self.title,
+                "machine": machine(),
+                "tables": self.tables,
+                "bars": bars,
+                "untold": self.untold,
+            }
             path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        return int(not all(bar.is_met for bar in self.bars))
+        return int(bool(self.untold) or not all(bar.is_met for bar in self.bars))

@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 QUEUE_TIME_BOUNDS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+STEP_TIME_BOUNDS_S = (0.0001, 0.0003, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 
 
 class Histogram:

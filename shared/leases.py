@@ -2,7 +2,7 @@
 
 import secrets
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -52,6 +52,8 @@ class LeaseKeeper:
         self._wake = threading.Event()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+        self.refresh: Callable[[], Mapping[str, Any]] = dict
+        """Fields that every renewal asks for anew. Called by the keeper's thread."""
 
     @property
     def lease(self) -> Lease:
@@ -87,8 +89,9 @@ class LeaseKeeper:
             self._wake.wait(self._interval_s)
 
     def _renew(self) -> None:
+        lease = msgspec.structs.replace(self._lease, **self.refresh())
         with self._client.pipeline(transaction=False) as pipe:
-            pipe.set(self._keys.lease(self.who), encode(self._lease), px=self._ttl_ms)
+            pipe.set(self._keys.lease(self.who), encode(lease), px=self._ttl_ms)
             pipe.sadd(self._keys.members, self.who)
             pipe.execute()
 

@@ -339,6 +339,15 @@ class WorkerState(StrEnum):
     DRAINING = "draining"
 
 
+class StepTimes(Part, frozen=True):
+    """How long one part of a worker's turn took, over all steps of the process."""
+
+    part: str
+    counts: tuple[int, ...]
+    """By `shared.histogram.STEP_TIME_BOUNDS_S`."""
+    total_s: float
+
+
 class Lease(Message, frozen=True, tag=_tag("lease")):
     """What a process says of itself while it lives (TTL 2 s)."""
 
@@ -362,6 +371,8 @@ class Lease(Message, frozen=True, tag=_tag("lease")):
     """Rows that the worker warmed up for; a scheduler with more is refused by a clear error."""
     num_cpu_blocks: int = 0
     block_bytes: int = 0
+    step_times: tuple[StepTimes, ...] = ()
+    """Of a worker: its step profile, refreshed with every renewal."""
 
 
 class QueueTimes(Part, frozen=True):

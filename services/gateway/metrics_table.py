@@ -4,8 +4,8 @@ from prometheus_client.core import Metric
 
 from services.gateway.health import PoolView
 from services.gateway.metrics import Metrics
-from shared.histogram import QUEUE_TIME_BOUNDS_S
-from shared.messages import PoolStats, QueueTimes
+from shared.histogram import QUEUE_TIME_BOUNDS_S, STEP_TIME_BOUNDS_S
+from shared.messages import Lease, PoolStats, QueueTimes, StepTimes, WorkerState
 
 
 def metrics_table() -> str:
@@ -19,7 +19,9 @@ def _example() -> Metrics:
     """Metrics in which every label has a value."""
     times = QueueTimes("normal", (0,) * (len(QUEUE_TIME_BOUNDS_S) + 1), 0.0)
     stats = PoolStats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, waiting_by_reason=(("rows", 0),), queue_times=(times,))
-    metrics = Metrics("", "", lambda: PoolView(0.0, stats=stats), lambda: 0)
+    step = StepTimes("step", (0,) * (len(STEP_TIME_BOUNDS_S) + 1), 0.0)
+    worker = Lease("gpu_worker", "worker-0", "", 0, WorkerState.READY, step_times=(step,))
+    metrics = Metrics("", "", lambda: PoolView(0.0, workers=(worker,), stats=stats), lambda: 0)
     metrics.finished("")
     metrics.aborted("")
     metrics.failed("")

@@ -7,8 +7,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from services.gateway.health import PoolView
-from shared.histogram import QUEUE_TIME_BOUNDS_S, Histogram
-from shared.messages import PoolStats, QueueTimes, WorkerState
+from shared.histogram import QUEUE_TIME_BOUNDS_S, STEP_TIME_BOUNDS_S, Histogram
+from shared.messages import Lease, PoolStats, QueueTimes, WorkerState
 
 _GAUGES: tuple[tuple[str, str, Callable[[PoolStats], float]], ...] = (
     ("num_requests_running", "Requests in a batch", lambda s: s.num_requests_running),
@@ -78,6 +78,7 @@ class PoolCollector(Collector):
             "Requests never admitted yet, those on their way included",
             [((), view.limits.queued)],
         )
+        yield self._step_times(view.workers)
         if view.stats is not None:
             yield from self._of_leader(view.stats)
 
@@ -96,6 +97,17 @@ class PoolCollector(Collector):
         family = GaugeMetricFamily(self._prefix + name, doc, labels=("model_name", *labels))
         for label_values, value in values:
             family.add_metric((self._model, *label_values), value)
+        return family
+
+    def _step_times(self, workers: Iterable[Lease]) -> Metric:
+        name, doc = "worker_step_seconds", "Parts of a worker's turn, one observation a step"
+        family = HistogramMetricFamily(self._prefix + name, doc, labels=("model_name", "worker", "part"))
+        for worker in workers:
+            for times in worker.step_times:
+                if len(times.counts) == len(STEP_TIME_BOUNDS_S) + 1:  # else a worker of another version
+                    histogram = Histogram(STEP_TIME_BOUNDS_S, times.counts, times.total_s)
+                    labels = (self._model, worker.name, times.part)
+                    family.add_metric(labels, histogram.cumulative(), histogram.total)
         return family
 
     def _queue_times(self, classes: Iterable[QueueTimes]) -> Metric:

@@ -23,6 +23,7 @@ from services.gpu_worker.engine.requirements import Limits
 from services.gpu_worker.engine.validation import check_plan
 from services.gpu_worker.engine.warm_up import warm_up_plans
 from services.gpu_worker.models.llama import LlamaModel
+from services.gpu_worker.profile import Part, StepProfile
 from services.gpu_worker.sampling.sampler import Sampler
 from shared.messages import NewRow, StepPlan, StepResult
 from shared.packing import unpack_int32
@@ -59,6 +60,7 @@ class Engine:
         self.begin("", 0)
 
     def _start_measuring(self) -> None:
+        self.profile = StepProfile()
         self._rates = Rates()
         self._copier = Copier(self.cache, self.pool, self._rates, self._clock)
 
@@ -111,9 +113,13 @@ class Engine:
         if len(checked.pairs):
             self._batch.tables.append(checked.pairs)
         inputs = build_inputs(self._batch, beams, plan.chunks, self.cache)
-        outcome = nothing() if inputs is None else self._compute(inputs, plan.chunks)
-        if inputs is not None:
-            self._rates.record(inputs.num_chunked, inputs.num_single, self._clock() - started - copying)
+        if inputs is None:
+            return self._result(plan, nothing(), left)
+        self.profile.observe(Part.INPUT_BUILD, self._clock() - started - copying)
+        outcome = self._compute(inputs, plan.chunks)
+        seconds = self._clock() - started - copying
+        self.profile.observe(Part.STEP, seconds)
+        self._rates.record(inputs.num_chunked, inputs.num_single, seconds)
         return self._result(plan, outcome, left)
 
     def owns_blocks(self, row: int) -> bool:
@@ -152,10 +158,26 @@ class Engine:
 
     def _compute(self, inputs: StepInputs, chunks: tuple[tuple[int, int], ...]) -> Outcome:
         """The forward pass, sampling and endings."""
-        batch, rows = self._batch, inputs.sampled_rows
-        logits = self.model.forward(inputs.forward, self.cache)
+        logits = self._forward(inputs)
         for row, size in chunks:
-            batch.num_computed[row] += size
+            self._batch.num_computed[row] += size
+        started = self._clock()
+        outcome = self._choose(logits, inputs)
+        self.profile.observe(Part.SAMPLING, self._clock() - started)
+        return outcome
+
+    def _forward(self, inputs: StepInputs) -> torch.Tensor:
+        """Logits [num_samples, vocab_size]."""
+        started = self._clock()
+        logits = self.model.forward(inputs.forward, self.cache)
+        attention = self.model.attention_s
+        self.profile.observe(Part.ATTENTION, attention)
+        self.profile.observe(Part.GEMM, self._clock() - started - attention)
+        return logits
+
+    def _choose(self, logits: torch.Tensor, inputs: StepInputs) -> Outcome:
+        """A token for each row, candidates for each beam."""
+        batch, rows = self._batch, inputs.sampled_rows
         searches = batch.searches[rows]
         if not searches.any():
             return self._sample(logits, rows, inputs.completed_rows)

@@ -1,5 +1,6 @@
 """Decoders of the Llama family: pre-norm, rotary attention with grouped heads, gated MLP; variants by configuration."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -60,6 +61,8 @@ class LlamaModel:
         self.dtype = dtype
         """Of activations and KV cache."""
         self.device = device
+        self.attention_s = 0.0
+        """Seconds of the last pass that were attention. On a GPU, where calls return early: that launched it."""
         self._inv_freq = inverse_frequencies(config.rope, config.head_dim).to(device)
         vocabulary = (config.vocab_size, config.hidden_size)
         self.embedding = weights.get("model.embed_tokens.weight", vocabulary)
@@ -84,6 +87,7 @@ class LlamaModel:
         Returns:
             Logits [num_samples, vocab_size], float32.
         """
+        self.attention_s = 0.0
         tables = rope_tables(inputs.positions, self._inv_freq, self.dtype)
         hidden = torch.nn.functional.embedding(inputs.token_ids, self.embedding)
         for index, layer in enumerate(self._layers):
@@ -114,7 +118,9 @@ class LlamaModel:
         rotated = rope(heads[:, : config.num_heads + config.num_kv_heads], *tables)
         query, key = rotated.split((config.num_heads, config.num_kv_heads), dim=1)
         cache_write(key, heads[:, -config.num_kv_heads :], *kv, inputs.slot_mapping)
+        started = time.perf_counter()
         out = paged_attention(query, *kv, inputs.attention, scale=config.attention_scale)
+        self.attention_s += time.perf_counter() - started
         return out.view(len(qkv), -1)
 
 

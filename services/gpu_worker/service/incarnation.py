@@ -14,6 +14,7 @@ from typing import Protocol
 
 import redis
 
+from services.gpu_worker.profile import Part, StepProfile
 from services.gpu_worker.service.inbox import Inbox, PlanEntry
 from services.gpu_worker.service.plan_reader import PlanReader, last_plan_in_stream
 from services.gpu_worker.service.publisher import Publisher
@@ -32,6 +33,10 @@ _FLUSH_S = 2.0
 
 class StepEngine(Protocol):
     """What computes. Calls come from one thread."""
+
+    @property
+    def profile(self) -> StepProfile:
+        """Where its time goes."""
 
     def begin(self, worker: str, incarnation: int) -> None:
         """An incarnation starts, with an empty batch."""
@@ -81,7 +86,7 @@ class Incarnation:
         self._drain_until: float | None = None
         self._client: redis.Redis = connect(url)
         self._inbox = Inbox()
-        self._publisher = Publisher(self._client, seat, self._inbox)
+        self._publisher = Publisher(self._client, seat, self._inbox, engine.profile)
         self._reader = PlanReader(url, seat, self._inbox, published=lambda: self._publisher.published)
         self._roster = BatchRoster()
         self._entry: PlanEntry | None = None
@@ -108,12 +113,17 @@ class Incarnation:
             log.info("incarnation %d ends after step %d", self._seat.incarnation, self._executed)
 
     def _execute(self) -> Ending:
+        idle_since = time.perf_counter()
         while not self._inbox.is_fenced:
             if self._draining.is_set() and self._may_go():
                 return Ending.DRAINED
             entry = self._inbox.get(_IDLE_S)
-            if entry is not None:
-                self._publisher.put(self._step(entry))
+            if entry is None:
+                continue
+            if len(self._roster):  # without rows nobody waits
+                self._engine.profile.observe(Part.PLAN_WAIT, time.perf_counter() - idle_since)
+            self._publisher.put(self._step(entry))
+            idle_since = time.perf_counter()
         return Ending.FENCED
 
     def _step(self, entry: PlanEntry) -> StepResult:

@@ -3,9 +3,11 @@
 import logging
 import queue
 import threading
+import time
 
 import redis
 
+from services.gpu_worker.profile import Part, StepProfile
 from services.gpu_worker.service.backoff import delays
 from services.gpu_worker.service.inbox import Inbox
 from services.gpu_worker.service.seat import Seat
@@ -23,7 +25,8 @@ class Publisher:
     closes the inbox: this incarnation is over.
     """
 
-    def __init__(self, client: redis.Redis, seat: Seat, inbox: Inbox) -> None:
+    def __init__(self, client: redis.Redis, seat: Seat, inbox: Inbox, profile: StepProfile) -> None:
+        self._profile = profile
         self._client = client
         self._seat = seat
         self._inbox = inbox
@@ -62,7 +65,9 @@ class Publisher:
             result = self._results.get()
             if result is None:
                 return
+            started = time.perf_counter()
             status = self._publish(result.step_id, encode(result))
+            self._profile.observe(Part.PUBLISH, time.perf_counter() - started)
             if status is AppendStatus.STALE:
                 log.warning("step %d refused: incarnation %d is fenced", result.step_id, self._seat.incarnation)
                 self._inbox.close_fenced()

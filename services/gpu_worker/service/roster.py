@@ -9,6 +9,9 @@ class BatchRoster:
     def __init__(self) -> None:
         self._rows: dict[int, str] = {}
 
+    def __len__(self) -> int:
+        return len(self._rows)
+
     def before(self, plan: StepPlan) -> None:
         """`plan` is about to run."""
         parents = {beam.parent: self._rows[beam.parent] for beam in plan.beams if beam.parent in self._rows}

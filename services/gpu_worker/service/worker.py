@@ -3,7 +3,7 @@
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -68,6 +68,8 @@ class Worker:
         self._draining = threading.Event()
         self._num_fenced = 0
         self._is_loaded = False
+        self._refresh: Callable[[], Mapping[str, Any]] = dict
+        """What each renewal of the lease tells anew."""
         self._lock = threading.Lock()
         """Guards `_keeper`, which both threads use and the compute thread replaces."""
         self._keeper = LeaseKeeper(url, keys, Lease(SERVICE, name, instance, os.getpid(), WorkerState.LOADING))
@@ -100,6 +102,7 @@ class Worker:
         """
         loaded = load(lambda share: self._tell(progress=share))
         self._is_loaded = True
+        self._refresh = lambda: {"step_times": loaded.engine.profile.told()}
         self._announce(loaded.capacity)
         client = connect(self._url)
         while (seat := self._await_seat(client)) is not None:
@@ -125,10 +128,12 @@ class Worker:
             old.stop()
             lease = msgspec.structs.replace(old.lease, instance=f"{self._first_instance}.{self._num_fenced}")
             self._keeper = LeaseKeeper(self._url, self._keys, lease)
+            self._keeper.refresh = self._refresh
             self._keeper.start()
         log.warning("%s was fenced and registers again as %s", lease.name, lease.instance)
 
     def _announce(self, capacity: Capacity) -> None:
+        self._keeper.refresh = self._refresh
         self._tell(
             state=WorkerState.DRAINING if self._draining.is_set() else WorkerState.READY,
             progress=1.0,

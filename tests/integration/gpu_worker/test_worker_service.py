@@ -11,6 +11,7 @@ from shared.errors import ProtocolError
 from shared.messages import StepResult, WorkerState
 from shared.packing import NO_TOKEN, unpack_int32
 from shared.scripts import read_fence
+from tests.integration.gpu_worker.conftest import wait_until
 from tests.integration.gpu_worker.lossy_proxy import LossyProxy
 
 if TYPE_CHECKING:
@@ -56,6 +57,30 @@ def test_every_plan_is_answered_once_and_in_order(leader: "Leader", run_worker: 
     assert all(rate > 0 for rate in (results[0].rates[0], results[0].rates[2])), "measured before the first plan came"
     assert len(tokens_of(results)) == 6, "the row ended at max_tokens; plans that came after yield nothing"
     assert [result.step_id for result in results if result.ended] == [6]
+
+
+def test_the_lease_tells_where_the_steps_time_went(leader: "Leader", run_worker: Run) -> None:
+    run_worker()
+    incarnation = leader.admit()
+    before = counted(leader)
+    leader.start_request(incarnation, max_tokens=20)
+    leader.decode(incarnation, 19)
+    leader.await_results(incarnation, 20)
+
+    def gained() -> dict[str, int]:
+        return {part: count - before.get(part, 0) for part, count in counted(leader).items()}
+
+    wait_until(lambda: gained().get("publish", 0) == 20, timeout_s=5.0, what="the profile in the lease")
+    steps = dict.fromkeys(("input_build", "attention", "gemm", "sampling", "step", "publish"), 20)
+    assert gained() == {**steps, "plan_wait": 19}, "nobody waits for the first plan: there was no row"
+    seconds = {times.part: times.total_s for times in leader.ready_worker().step_times}
+    parts = sum(seconds[part] for part in ("input_build", "attention", "gemm", "sampling"))
+    assert 0 < parts <= seconds["step"]
+
+
+def counted(leader: "Leader") -> dict[str, int]:
+    """Observations of each part of a worker's turn."""
+    return {times.part: sum(times.counts) for times in leader.ready_worker().step_times}
 
 
 def test_plans_that_wait_in_the_stream_are_executed_from_the_first_on(leader: "Leader", run_worker: Run) -> None:

@@ -1,6 +1,7 @@
 """Leases live while their process renews them, and say the truth soon after it stops."""
 
 import time
+from itertools import count
 
 import redis
 
@@ -52,6 +53,20 @@ def test_a_lease_comes_back_after_redis_lost_it(redis_url: str, redis_client: re
     assert wait_for(lambda: redis_client.exists(keys.lease(keeper.who)))
     redis_client.flushall()
     assert wait_for(lambda: who(keeper.lease) in read_members(redis_client, keys))
+    keeper.stop()
+
+
+def test_every_renewal_asks_for_what_changes_by_itself(redis_url: str, redis_client: redis.Redis, keys: Keys) -> None:
+    keeper = LeaseKeeper(redis_url, keys, lease(), ttl_s=2.0, interval_s=0.05)
+    renewals = count(1)
+    keeper.refresh = lambda: {"num_blocks": next(renewals)}
+    keeper.start()
+
+    def told() -> int:
+        seen = read_members(redis_client, keys).get(keeper.who)
+        return 0 if seen is None else seen.num_blocks
+
+    assert wait_for(lambda: told() >= 3)
     keeper.stop()
 
 

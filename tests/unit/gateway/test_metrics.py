@@ -7,8 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from services.gateway.health import PoolView
 from services.gateway.metrics import Metrics
 from services.gateway.metrics_table import metrics_table
-from shared.histogram import QUEUE_TIME_BOUNDS_S
-from shared.messages import PoolStats, QueueTimes
+from shared.histogram import QUEUE_TIME_BOUNDS_S, STEP_TIME_BOUNDS_S
+from shared.messages import Lease, PoolStats, QueueTimes, StepTimes, WorkerState
 
 PAGE = Path(__file__).parents[3] / "infra" / "metrics.md"
 
@@ -80,6 +80,24 @@ def test_old_numbers_of_the_pool_are_not_shown() -> None:
 def test_a_leader_of_another_version_breaks_nothing() -> None:
     stats = PoolStats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, queue_times=(QueueTimes("low", (1, 2), 3.0),))
     assert ("vllm:request_queue_time_seconds_count", "low") not in samples(make_metrics(stats))
+
+
+def test_the_step_profile_of_each_worker_is_shown() -> None:
+    counts = [0] * (len(STEP_TIME_BOUNDS_S) + 1)
+    counts[2] = 3
+    profile = (StepTimes("attention", tuple(counts), 0.006), StepTimes("of another version", (1, 2), 3.0))
+    worker = Lease("gpu_worker", "worker-0", "i", 1, WorkerState.READY, step_times=profile)
+    metrics = Metrics("", "m", lambda: PoolView(0.0, workers=(worker,)), lambda: 0)
+    found = [
+        (sample.name, sample.labels["worker"], sample.labels["part"], sample.value)
+        for family in text_string_to_metric_families(metrics.render().decode())
+        if family.name == "worker_step_seconds"
+        for sample in family.samples
+        if "le" not in sample.labels
+    ]
+    assert ("worker_step_seconds_count", "worker-0", "attention", 3.0) in found
+    assert ("worker_step_seconds_sum", "worker-0", "attention", 0.006) in found
+    assert {part for _, _, part, _ in found} == {"attention"}
 
 
 def test_one_event_with_many_tokens_is_one_observation_of_all_of_them() -> None:
