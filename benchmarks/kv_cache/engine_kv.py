@@ -19,7 +19,7 @@ from benchmarks.report import Value
 from kernels.paged_attention.api import prepare
 from services.gpu_worker.cache.host_pool import HostPool, allocate_pool, pool_bytes_per_block
 from services.gpu_worker.cache.kv_cache import KVCache
-from services.gpu_worker.models.llama import ForwardInputs, LlamaModel
+from services.gpu_worker.models.model import ForwardInputs, Model
 
 BLOCK_SIZE = 16
 IntArray = npt.NDArray[np.int64]
@@ -34,7 +34,7 @@ def tokens_of(folder: Path) -> list[int]:
 class Bench:
     """A model and a cache in which request k has the blocks from `k * blocks_each` on."""
 
-    def __init__(self, model: LlamaModel, *, num_requests: int, max_tokens: int) -> None:
+    def __init__(self, model: Model, *, num_requests: int, max_tokens: int) -> None:
         self.model = model
         self.blocks_each = -(-max_tokens // BLOCK_SIZE)
         num_blocks = num_requests * self.blocks_each
@@ -65,9 +65,7 @@ class Bench:
 # ---------------------------------------------------------------- swap or recompute
 
 
-def measure_swap(
-    model: LlamaModel, tokens: list[int], lengths: tuple[int, ...], num_times: int
-) -> list[dict[str, Value]]:
+def measure_swap(model: Model, tokens: list[int], lengths: tuple[int, ...], num_times: int) -> list[dict[str, Value]]:
     """Per context length: to compute it again, or to copy its blocks out and back in; medians in ms."""
     bench = Bench(model, num_requests=1, max_tokens=max(lengths))
     pools = {
@@ -114,7 +112,7 @@ def break_even(rows: list[dict[str, Value]], name: str) -> float:
 # ---------------------------------------------------------------- int8
 
 
-def measure_codec(model: LlamaModel, tokens: list[int], segment: int) -> dict[str, Value]:
+def measure_codec(model: Model, tokens: list[int], segment: int) -> dict[str, Value]:
     """Segments of the text: the second half of each is read behind the exact KV of the first half, then behind int8."""
     num_segments = len(tokens) // segment
     bench = Bench(model, num_requests=num_segments, max_tokens=segment)

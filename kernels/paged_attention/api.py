@@ -13,6 +13,9 @@ anything longer; both kinds mix freely. Attention is causal:
     position          0 ........ context_len - query_len ........ context_len - 1
     query token i sees 0 ........ context_len - query_len + i
 
+A layer may look back less far: with a `window` of w, a query at position p sees `max(0, p - w + 1) ........ p`, the
+last w tokens, itself included. With a `soft_cap` of c, a scaled score s becomes `c * tanh(s / c)` before the softmax.
+
 `prepare` turns the lengths and block tables into index tensors once per step; `paged_attention` runs per layer.
 """
 
@@ -57,7 +60,14 @@ def prepare(
 
 
 def paged_attention(
-    query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: AttentionBatch, *, scale: float
+    query: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: AttentionBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
 ) -> torch.Tensor:
     """Attention of one layer.
 
@@ -67,13 +77,17 @@ def paged_attention(
         k_cache, v_cache: one layer, laid out as above, the step's keys and values already written.
         batch: from `prepare`.
         scale: factor on the scores.
+        window: most tokens that a query sees, itself included, at least 1; None for all of its context.
+        soft_cap: bound of the scaled scores, above 0; None for none.
 
     Returns:
         [num_tokens, num_heads, head_dim], contiguous.
 
     Raises:
-        ValueError: shapes, dtypes or devices do not fit.
+        ValueError: shapes, dtypes or devices do not fit, or window or soft cap are out of range.
     """
+    require(window is None or window >= 1, f"paged_attention: window {window}")
+    require(soft_cap is None or soft_cap > 0, f"paged_attention: soft cap {soft_cap}")
     require(query.dim() == 3, f"paged_attention: query {tuple(query.shape)}")
     queries = query.shape[0]
     require(queries == batch.num_tokens, f"paged_attention: {queries} queries, the batch has {batch.num_tokens}")
@@ -85,4 +99,4 @@ def paged_attention(
         f"paged_attention: query {tuple(query.shape)}, cache {tuple(k_cache.shape)}",
     )
     require(same_place(query, k_cache, v_cache), "paged_attention: tensors differ in dtype or device")
-    return reference.paged_attention(query, k_cache, v_cache, batch, scale)
+    return reference.paged_attention(query, k_cache, v_cache, batch, scale, window, soft_cap)

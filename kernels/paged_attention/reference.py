@@ -25,6 +25,8 @@ class DecodeGroup:
     """[B * num_kv_heads * blocks] (block, head) runs to gather, row-major."""
     unseen: torch.Tensor
     """[B, 1, 1, T] bool, true past the row's context."""
+    context_lens: torch.Tensor
+    """[B, 1, 1, 1] int64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ def _decode_group(
         tokens=None if whole else torch.from_numpy(starts[rows]).to(device),
         runs=_runs(tables[:, :width], k_cache),
         unseen=torch.from_numpy(unseen).to(device)[:, None, None],
+        context_lens=torch.from_numpy(context_lens[rows]).to(device)[:, None, None, None],
     )
 
 
@@ -114,49 +117,71 @@ def _chunk(
     row: int, start: int, num_queries: int, context_len: int, block_tables: torch.Tensor, k_cache: torch.Tensor
 ) -> Chunk:
     blocks = -(-context_len // k_cache.shape[2])
-    seen = None
-    if num_queries < context_len:
-        ones = torch.ones(num_queries, context_len, dtype=torch.bool, device=k_cache.device)
-        seen = ones.tril(context_len - num_queries)
+    seen = _seen(num_queries, context_len, None, k_cache.device) if num_queries < context_len else None
     return Chunk(start, num_queries, context_len, _runs(block_tables[row : row + 1, :blocks], k_cache), seen)
 
 
 def paged_attention(
-    query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: AttentionBatch, scale: float
+    query: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
 ) -> torch.Tensor:
     """See api.paged_attention."""
-    keys, values = _as_runs(k_cache), _as_runs(v_cache)
-    shape = (k_cache.shape[1], -1, k_cache.shape[3])
+    layer = _Layer(_as_runs(k_cache), _as_runs(v_cache), k_cache.shape[1], k_cache.shape[3], scale, window, soft_cap)
     if len(batch.groups) == 1 and batch.groups[0].tokens is None:
-        return _decode(query, keys, values, batch.groups[0], shape, scale)
+        return _decode(query, layer, batch.groups[0])
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     for group in batch.groups:
-        out[group.tokens] = _decode(query[group.tokens], keys, values, group, shape, scale)
+        out[group.tokens] = _decode(query[group.tokens], layer, group)
     for chunk in batch.chunks:
         span = slice(chunk.start, chunk.start + chunk.num_queries)
-        out[span] = _prefill(query[span], keys, values, chunk, shape, scale)
+        out[span] = _prefill(query[span], layer, chunk)
     return out
 
 
-def _decode(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    group: DecodeGroup,
-    shape: tuple[int, int, int],
-    scale: float,
-) -> torch.Tensor:
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One call's cache, as rows of (block, head) runs, and what shapes its scores."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None
+    soft_cap: float | None
+
+    def gather(self, runs: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of some rows, each [num_rows * num_kv_heads, T, head_dim]; `runs` as in DecodeGroup and Chunk."""
+        shape = (num_rows * self.num_kv_heads, -1, self.head_dim)
+        return self.keys.index_select(0, runs).view(shape), self.values.index_select(0, runs).view(shape)
+
+    def capped(self, scores: torch.Tensor) -> torch.Tensor:
+        """Scaled scores within the soft cap, if there is one."""
+        return scores if self.soft_cap is None else self.soft_cap * torch.tanh(scores / self.soft_cap)
+
+
+def _decode(query: torch.Tensor, layer: _Layer, group: DecodeGroup) -> torch.Tensor:
     """[B, num_heads, head_dim] -> the same; the queries of one KV head are the rows of its products."""
-    num_kv_heads, _, head_dim = shape
-    num_rows, num_heads, _ = query.shape
-    pairs = num_rows * num_kv_heads
-    k = keys.index_select(0, group.runs).view(pairs, -1, head_dim)
-    v = values.index_select(0, group.runs).view(pairs, -1, head_dim)
-    q = (query * scale).reshape(pairs, num_heads // num_kv_heads, head_dim)
-    scores = torch.bmm(q, k.transpose(1, 2))
-    scores.view(num_rows, num_kv_heads, -1, scores.shape[-1]).masked_fill_(group.unseen, -torch.inf)
+    num_rows, num_heads, head_dim = query.shape
+    pairs = num_rows * layer.num_kv_heads
+    k, v = layer.gather(group.runs, num_rows)
+    q = (query * layer.scale).reshape(pairs, num_heads // layer.num_kv_heads, head_dim)
+    scores = layer.capped(torch.bmm(q, k.transpose(1, 2)))
+    unseen = group.unseen if layer.window is None else group.unseen | _before_window(group, layer.window)
+    scores.view(num_rows, layer.num_kv_heads, -1, scores.shape[-1]).masked_fill_(unseen, -torch.inf)
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(v.dtype)
-    return _weighted_sum(weights, v, group.unseen).view(num_rows, num_heads, head_dim)
+    return _weighted_sum(weights, v, unseen).view(num_rows, num_heads, head_dim)
+
+
+def _before_window(group: DecodeGroup, window: int) -> torch.Tensor:
+    """[B, 1, 1, T] bool: the slots that have left the window of the row's last token."""
+    positions = torch.arange(group.unseen.shape[-1], device=group.unseen.device)
+    return positions < group.context_lens - window
 
 
 def _weighted_sum(weights: torch.Tensor, v: torch.Tensor, unseen: torch.Tensor) -> torch.Tensor:
@@ -174,24 +199,42 @@ def _weighted_sum(weights: torch.Tensor, v: torch.Tensor, unseen: torch.Tensor) 
     return torch.bmm(weights, by_row.masked_fill(unseen.transpose(2, 3), 0.0).view(v.shape))
 
 
-def _prefill(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    chunk: Chunk,
-    shape: tuple[int, int, int],
-    scale: float,
-) -> torch.Tensor:
+def _prefill(query: torch.Tensor, layer: _Layer, chunk: Chunk) -> torch.Tensor:
     """[num_queries, num_heads, head_dim] -> the same."""
-    k = keys.index_select(0, chunk.runs).view(shape)[:, : chunk.context_len]
-    v = values.index_select(0, chunk.runs).view(shape)[:, : chunk.context_len]
+    k, v = (tensor[:, : chunk.context_len] for tensor in layer.gather(chunk.runs, 1))
+    seen = chunk.seen if layer.window is None else _seen(chunk.num_queries, chunk.context_len, layer.window, k.device)
+    if layer.soft_cap is not None:
+        return _prefill_capped(query, k, v, layer, seen)
     out = torch.nn.functional.scaled_dot_product_attention(
         query.transpose(0, 1)[None],
         k[None],
         v[None],
-        attn_mask=chunk.seen,
-        is_causal=chunk.seen is None,
-        scale=scale,
-        enable_gqa=query.shape[1] != shape[0],
+        attn_mask=seen,
+        is_causal=seen is None,
+        scale=layer.scale,
+        enable_gqa=query.shape[1] != layer.num_kv_heads,
     )
     return out[0].transpose(0, 1)
+
+
+def _prefill_capped(
+    query: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: _Layer, seen: torch.Tensor | None
+) -> torch.Tensor:
+    """With a soft cap, which torch's fused attention does not know."""
+    num_queries, num_heads, head_dim = query.shape
+    if seen is None:
+        seen = _seen(num_queries, k.shape[1], None, k.device)
+    q = (
+        (query * layer.scale).transpose(0, 1).reshape(layer.num_kv_heads, -1, head_dim)
+    )  # [kv_heads, group * queries, …]
+    scores = layer.capped(torch.bmm(q, k.transpose(1, 2))).view(num_heads, num_queries, -1)
+    weights = torch.softmax(scores.masked_fill_(~seen, -torch.inf), -1, dtype=torch.float32).to(v.dtype)
+    out = torch.bmm(weights.view(layer.num_kv_heads, -1, k.shape[1]), v)
+    return out.view(num_heads, num_queries, head_dim).transpose(0, 1)
+
+
+def _seen(num_queries: int, context_len: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """[num_queries, context_len] bool: what each of the last `num_queries` tokens of a context attends to."""
+    before = context_len - num_queries
+    seen = torch.ones(num_queries, context_len, dtype=torch.bool, device=device).tril(before)
+    return seen if window is None else seen.triu(before - window + 1)

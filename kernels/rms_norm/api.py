@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.checks import require, same_place
+from kernels.checks import require
 from kernels.rms_norm import reference
 
 
@@ -11,7 +11,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
     Args:
         x: [num_tokens, hidden].
-        weight: [hidden], dtype and device of `x`.
+        weight: [hidden] on the device of `x`. In the dtype of `x`, the quotient is rounded to it before the product
+            (Llama); in float32, the product is taken in float32 and rounded once (Gemma).
         eps: added to the mean square.
 
     Returns:
@@ -21,5 +22,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         ValueError: shapes, dtypes or devices do not fit.
     """
     require(x.dim() == 2 and weight.shape == x.shape[1:], f"rms_norm: x {tuple(x.shape)}, weight {tuple(weight.shape)}")
-    require(same_place(x, weight), "rms_norm: x and weight differ in dtype or device")
+    sound = weight.dtype in (x.dtype, torch.float32) and weight.device == x.device
+    require(sound, "rms_norm: x and weight differ in dtype or device")
     return reference.rms_norm(x, weight, eps)

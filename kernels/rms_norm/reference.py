@@ -4,7 +4,7 @@ import torch
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`x / rms(x) * weight` over the last dimension; the quotient is rounded to `x.dtype` before the product."""
+    """`x / rms(x) * weight` over the last dimension; the quotient is rounded to the weight's dtype before that."""
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return weight * (wide * scale).to(x.dtype)
+    return (weight * (wide * scale).to(weight.dtype)).to(x.dtype)

@@ -13,12 +13,12 @@ def rope_tables(
 
     Args:
         positions: [num_tokens] int64.
-        inv_freq: [head_dim / 2] float32.
+        inv_freq: [rotary_dim / 2] float32; rotary_dim is head_dim, or less if only the first dimensions rotate.
         dtype: of the result; angles are computed in float32.
         scale: factor on both tables (attention scaling of some long-context variants).
 
     Returns:
-        cos, sin: each [num_tokens, head_dim]; `sin` is negated in its first half, so that a rotation is
+        cos, sin: each [num_tokens, rotary_dim]; `sin` is negated in its first half, so that a rotation is
         `x * cos + swap_halves(x) * sin`.
     """
     require(positions.dim() == 1 and inv_freq.dim() == 1, "rope_tables: positions and inv_freq must have one dimension")
@@ -32,7 +32,8 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
 
     Args:
         x: [num_tokens, num_heads, head_dim], queries and keys side by side; the last dimension contiguous.
-        cos, sin: from `rope_tables`, [num_tokens, head_dim], dtype and device of `x`.
+        cos, sin: from `rope_tables`, [num_tokens, rotary_dim], dtype and device of `x`. Dimensions from rotary_dim on
+            stay as they are.
 
     Returns:
         [num_tokens, num_heads, head_dim], new memory.
@@ -41,7 +42,7 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         ValueError: shapes, dtypes or devices do not fit.
     """
     require(x.dim() == 3 and x.shape[-1] % 2 == 0, f"rope: x {tuple(x.shape)}")
-    expected = (x.shape[0], x.shape[2])
-    require(cos.shape == expected and sin.shape == expected, f"rope: tables {tuple(cos.shape)}, expected {expected}")
+    fits = cos.dim() == 2 and len(cos) == len(x) and cos.shape[1] % 2 == 0 and cos.shape[1] <= x.shape[2]
+    require(fits and sin.shape == cos.shape, f"rope: x {tuple(x.shape)}, tables {tuple(cos.shape)}, {tuple(sin.shape)}")
     require(same_place(x, cos, sin), "rope: x and tables differ in dtype or device")
     return reference.rope(x, cos, sin)

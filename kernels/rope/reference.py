@@ -4,6 +4,11 @@ import torch
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate pairs `(x[i], x[i + d/2])`; the sign of the first half of `sin` is already negative."""
-    half = x.shape[-1] // 2
-    return torch.addcmul(x * cos[:, None], x.roll(half, -1), sin[:, None])
+    """Rotate pairs `(x[i], x[i + r/2])` of the first r dimensions, r the width of the tables.
+
+    The sign of the first half of `sin` is already negative.
+    """
+    width = cos.shape[-1]
+    turning = x[..., :width]
+    turned = torch.addcmul(turning * cos[:, None], turning.roll(width // 2, -1), sin[:, None])
+    return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), -1)

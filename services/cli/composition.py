@@ -8,6 +8,7 @@ from pathlib import Path
 from services.cli.redis_server import OwnRedis
 from services.cli.settings import Settings, extra_of
 from services.cli.supervisor import ChildSpec
+from shared.context_length import context_length
 from shared.errors import ConfigError
 
 SHUTDOWN_GRACE_S = 5.0
@@ -37,24 +38,22 @@ def shared_environment(
         "MODEL": model,
         "SERVED_MODEL_NAME": served_name,
         "RECORD": settings.record and settings.record.expanduser().absolute(),
-        "MAX_MODEL_LEN": settings.max_model_len or context_length(model),
+        "MAX_MODEL_LEN": settings.max_model_len or _context_length(model),
     }
     given = {f"PAGEWIRE_{name}": str(value) for name, value in options.items() if value is not None}
     return {**base, "PYTHONUNBUFFERED": "1", **given}
 
 
-def context_length(model: Path) -> int:
-    """The longest context, in tokens, that the model in this folder was made for.
+def _context_length(model: Path) -> int | None:
+    """The longest row that the model in this folder was made for; None leaves it to the worker, who reads the weights.
 
     Raises:
-        ConfigError: its configuration does not say.
+        ConfigError: there is no configuration.
     """
     try:
-        config = json.loads((model / "config.json").read_bytes())
-        inner = config.get("text_config", config)
-        return int(inner["max_position_embeddings"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{model / 'config.json'} names no max_position_embeddings: give --max-model-len") from error
+        return context_length(json.loads((model / "config.json").read_bytes()))
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{model / 'config.json'}: {error}") from error
 
 
 def redis_spec(own: OwnRedis, base: Mapping[str, str]) -> ChildSpec:

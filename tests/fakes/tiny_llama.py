@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 VOCAB_SIZE = 300
 EOS = 2
@@ -64,7 +64,7 @@ def write_tiny_llama(folder: Path, variant: str = "grouped_tied", *, max_shard_s
     return model
 
 
-def generate(model: LlamaForCausalLM, prompt: list[int], num_tokens: int) -> list[int]:
+def generate(model: PreTrainedModel, prompt: list[int], num_tokens: int) -> list[int]:
     """Greedy continuation by Transformers, EOS ignored."""
     ids = torch.tensor([prompt])
     with torch.inference_mode():

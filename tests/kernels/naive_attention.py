@@ -20,23 +20,29 @@ class PagedCase:
     v_cache: torch.Tensor
     block_tables: torch.Tensor
 
-    def expected(self, scale: float) -> torch.Tensor:
+    def expected(self, scale: float, window: int | None = None, soft_cap: float | None = None) -> torch.Tensor:
         """[num_tokens, num_heads, head_dim] float64."""
         rows = []
         starts = np.cumsum(self.query_lens) - self.query_lens
         for row, start in enumerate(starts.tolist()):
             length, context = int(self.query_lens[row]), int(self.context_lens[row])
             for i in range(length):
-                seen = context - length + i + 1
-                rows.append(_attend(self.query[start + i], self.keys[row][:seen], self.values[row][:seen], scale))
+                end = context - length + i + 1
+                seen = slice(0 if window is None else max(0, end - window), end)
+                keys, values = self.keys[row][seen], self.values[row][seen]
+                rows.append(_attend(self.query[start + i], keys, values, scale, soft_cap))
         return torch.stack(rows)
 
 
-def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+def _attend(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, soft_cap: float | None
+) -> torch.Tensor:
     group = query.shape[0] // keys.shape[1]
     heads = []
     for head in range(query.shape[0]):
         scores = keys[:, head // group].double() @ query[head].double() * scale
+        if soft_cap is not None:
+            scores = soft_cap * (scores / soft_cap).tanh()
         heads.append(scores.softmax(0) @ values[:, head // group].double())
     return torch.stack(heads)
 

@@ -9,9 +9,9 @@ SCALE = 0.17
 ODD_LENGTHS = [63, 100, 111, 1, 17, 250]
 
 
-def run(case: PagedCase) -> torch.Tensor:
+def run(case: PagedCase, window: int | None = None, soft_cap: float | None = None) -> torch.Tensor:
     batch = prepare(case.query_lens, case.context_lens, case.block_tables, case.k_cache)
-    return paged_attention(case.query, case.k_cache, case.v_cache, batch, scale=SCALE)
+    return paged_attention(case.query, case.k_cache, case.v_cache, batch, scale=SCALE, window=window, soft_cap=soft_cap)
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 2e-6) -> None:
@@ -45,6 +45,33 @@ def test_chunks_and_decode_rows_mix_in_any_order(block_size: int, num_heads: int
         block_size=block_size,
     )
     assert_close(run(case), case.expected(SCALE))
+
+
+@pytest.mark.parametrize("soft_cap", [None, 0.5])
+@pytest.mark.parametrize("window", [None, 1, 8, 17, 64, 1000])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (9, 3), (8, 1)], ids=["mha", "gqa3", "gqa8"])
+def test_windows_and_soft_caps(num_heads: int, num_kv_heads: int, window: int | None, soft_cap: float | None) -> None:
+    """Rows shorter and longer than the window, chunks that begin before it and inside it."""
+    case = paged_case(
+        [1, 63, 2, 1, 100, 7, 1],
+        [100, 63, 111, 1, 163, 71, 33],
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=16,
+        block_size=16,
+    )
+    expected = case.expected(SCALE, window, soft_cap)
+    assert_close(run(case, window, soft_cap), expected)
+    if window == 8 or soft_cap is not None:
+        assert (expected - case.expected(SCALE)).norm() > 0.1 * expected.norm(), "the case must tell them apart"
+
+
+def test_slots_before_the_window_reach_no_row() -> None:
+    case = paged_case([1, 5, 1], [40, 40, 40], num_heads=3, num_kv_heads=1, head_dim=8, block_size=8)
+    expected = case.expected(SCALE, 8)
+    before = case.block_tables[:, :3].flatten().long()  # tokens 0 to 23; the earliest query sees 28 on
+    case.k_cache[before], case.v_cache[before] = 1e4, 1e4
+    assert_close(run(case, window=8), expected)
 
 
 def test_nan_in_unused_slots_reaches_no_row() -> None:
@@ -106,3 +133,11 @@ def test_wrong_shapes_are_refused() -> None:
     for query in (case.query[:, :3], case.query[:, :, :4], case.query.repeat(2, 1, 1), case.query.double()):
         with pytest.raises(ValueError, match="paged_attention"):
             paged_attention(query, case.k_cache, case.v_cache, batch, scale=SCALE)
+
+
+@pytest.mark.parametrize("options", [{"window": 0}, {"window": -1}, {"soft_cap": 0.0}, {"soft_cap": -1.0}])
+def test_windows_and_caps_out_of_range_are_refused(options: dict) -> None:
+    case = paged_case([1], [15], num_heads=4, num_kv_heads=2, head_dim=8, block_size=8)
+    batch = prepare(case.query_lens, case.context_lens, case.block_tables, case.k_cache)
+    with pytest.raises(ValueError, match=r"window|soft cap"):
+        paged_attention(case.query, case.k_cache, case.v_cache, batch, scale=SCALE, **options)

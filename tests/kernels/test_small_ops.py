@@ -1,7 +1,10 @@
+import math
+
 import pytest
 import torch
 
 from kernels.cache_write.api import cache_write
+from kernels.gelu_mul.api import gelu_mul
 from kernels.rms_norm.api import rms_norm
 from kernels.rope.api import rope, rope_tables
 from kernels.silu_mul.api import silu_mul
@@ -20,6 +23,23 @@ def test_rms_norm_equals_its_definition(dtype: torch.dtype) -> None:
     torch.testing.assert_close(rms_norm(x, weight, 1e-5).double(), expected, rtol=tolerance, atol=tolerance)
 
 
+def test_a_float32_weight_is_applied_before_the_only_rounding() -> None:
+    x, weight = random(7, 63).bfloat16(), random(63, seed=1)
+    wide = x.double()
+    expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    actual = rms_norm(x, weight, 1e-5)
+    assert actual.dtype == torch.bfloat16
+    torch.testing.assert_close(actual.double(), expected, rtol=2**-8, atol=0)
+    assert not torch.equal(actual, rms_norm(x, weight.bfloat16(), 1e-5)), "rounding twice gives other numbers"
+
+
+def test_gelu_mul_equals_its_definition() -> None:
+    gate_up = random(5, 2 * 111)
+    gate, up = gate_up[:, :111].double(), gate_up[:, 111:].double()
+    inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
+    torch.testing.assert_close(gelu_mul(gate_up).double(), gate * (1 + inner.tanh()) / 2 * up, rtol=1e-5, atol=1e-6)
+
+
 def test_silu_mul_equals_its_definition() -> None:
     gate_up = random(5, 2 * 111)
     gate, up = gate_up[:, :111].double(), gate_up[:, 111:].double()
@@ -35,6 +55,15 @@ def test_rope_rotates_each_pair_by_its_angle() -> None:
     )
     actual = rope(x, *rope_tables(positions, frequencies, torch.float32))
     torch.testing.assert_close(actual.double(), torch.cat((turned.real, turned.imag), -1), rtol=1e-5, atol=1e-5)
+
+
+def test_tables_narrower_than_the_head_rotate_its_first_dimensions() -> None:
+    x, positions, frequencies = random(4, 3, 16), torch.tensor([0, 1, 63, 8191]), torch.tensor([1.0, 0.1, 0.01])
+    tables = rope_tables(positions, frequencies, torch.float32, scale=1.5)
+    actual = rope(x, *tables)
+    assert torch.equal(actual[..., 6:], x[..., 6:])
+    assert torch.equal(actual[..., :6], rope(x[..., :6].contiguous(), *tables))
+    torch.testing.assert_close(actual[0, :, :6], 1.5 * x[0, :, :6])
 
 
 def test_cache_write_changes_the_named_slots_and_nothing_else() -> None:
@@ -63,7 +92,10 @@ def test_cache_write_takes_slices_of_a_fused_projection() -> None:
         lambda: rms_norm(random(2, 8), random(7), 1e-5),
         lambda: rms_norm(random(2, 8), random(8).bfloat16(), 1e-5),
         lambda: silu_mul(random(2, 7)),
-        lambda: rope(random(2, 3, 8), random(2, 6), random(2, 6)),
+        lambda: gelu_mul(random(2, 7)),
+        lambda: rope(random(2, 3, 8), random(2, 10), random(2, 10)),
+        lambda: rope(random(2, 3, 8), random(2, 5), random(2, 5)),
+        lambda: rope(random(2, 3, 8), random(2, 8), random(2, 6)),
         lambda: rope(random(2, 3, 8), random(3, 8), random(3, 8)),
         lambda: cache_write(random(2, 3, 4), random(2, 3, 4), random(2, 2, 8, 4), random(2, 2, 8, 4), torch.arange(2)),
         lambda: cache_write(random(2, 3, 4), random(2, 3, 4), random(2, 3, 8, 4), random(2, 3, 8, 4), torch.arange(3)),
@@ -73,5 +105,5 @@ def test_cache_write_takes_slices_of_a_fused_projection() -> None:
     ],
 )
 def test_wrong_shapes_and_dtypes_are_refused(call) -> None:
-    with pytest.raises(ValueError, match=r"rms_norm|silu_mul|rope|cache_write"):
+    with pytest.raises(ValueError, match=r"rms_norm|silu_mul|gelu_mul|rope|cache_write"):
         call()

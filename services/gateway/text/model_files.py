@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shared.context_length import context_length
 from shared.errors import ConfigError
 
 DEFAULT_MAX_MODEL_LEN = 2048
 """For a model whose configuration names no context length."""
 
-_CONTEXT_LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -39,8 +39,8 @@ def read_model_text(folder: Path, *, tokenizer_size: int) -> ModelText:
     tokenizer_config = _read_json(folder / "tokenizer_config.json")
     eos = generation.get("eos_token_id")
     return ModelText(
-        vocab_size=_positive(config, ("vocab_size",), tokenizer_size),
-        max_model_len=_positive(config, _CONTEXT_LENGTH_NAMES, DEFAULT_MAX_MODEL_LEN),
+        vocab_size=_positive(config.get("vocab_size"), tokenizer_size),
+        max_model_len=context_length(config) or DEFAULT_MAX_MODEL_LEN,
         eos_token_ids=_token_ids(config.get("eos_token_id") if eos is None else eos),
         special_tokens=_special_tokens(tokenizer_config),
         chat_template=_chat_template(folder, tokenizer_config),
@@ -62,9 +62,8 @@ def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _positive(config: dict[str, Any], names: tuple[str, ...], default: int) -> int:
-    values = (config.get(name) for name in names)
-    return next((value for value in values if isinstance(value, int) and value > 0), default)
+def _positive(value: Any, default: int) -> int:
+    return value if isinstance(value, int) and value > 0 else default
 
 
 def _token_ids(value: Any) -> tuple[int, ...]:

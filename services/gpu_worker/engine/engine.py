@@ -22,7 +22,7 @@ from services.gpu_worker.engine.request_check import is_usable
 from services.gpu_worker.engine.requirements import Limits
 from services.gpu_worker.engine.validation import check_plan
 from services.gpu_worker.engine.warm_up import warm_up_plans
-from services.gpu_worker.models.llama import LlamaModel
+from services.gpu_worker.models.model import Model
 from services.gpu_worker.profile import Part, StepProfile
 from services.gpu_worker.sampling.sampler import Sampler
 from shared.messages import NewRow, StepPlan, StepResult
@@ -42,7 +42,7 @@ class Engine:
 
     def __init__(
         self,
-        model: LlamaModel,
+        model: Model,
         cache: KVCache,
         config: EngineConfig,
         *,

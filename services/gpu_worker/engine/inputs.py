@@ -10,7 +10,7 @@ import torch
 from kernels.paged_attention.api import prepare
 from services.gpu_worker.cache.kv_cache import KVCache
 from services.gpu_worker.engine.batch import Batch
-from services.gpu_worker.models.llama import ForwardInputs
+from services.gpu_worker.models.model import ForwardInputs
 
 IntArray = npt.NDArray[np.int64]
 

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from kernels.linear.api import has_native_bfloat16
-from services.gpu_worker.models.config import ModelConfig, parse_config
-from services.gpu_worker.models.llama import LlamaModel
+from services.gpu_worker.models.decoder import DecoderModel
+from services.gpu_worker.models.families import is_native, parse_config
+from services.gpu_worker.models.fields import Raw, stored_dtype_name
+from services.gpu_worker.models.model import Model
 from services.gpu_worker.models.weights import open_weights
 from shared.errors import ConfigError
 
@@ -22,7 +24,7 @@ def load_model(
     dtype: str,
     device: str,
     on_progress: Callable[[float], None] | None = None,
-) -> LlamaModel:
+) -> Model:
     """Load the model of a Transformers folder (config.json and safetensors).
 
     Args:
@@ -34,32 +36,37 @@ def load_model(
     Raises:
         ConfigError: an unknown architecture, unsupported variant, unknown dtype or device, missing or damaged weights.
     """
-    config = load_config(folder)
-    stored, place = stored_dtype(config, dtype), _device(device)
+    raw, generation = _read_folder(folder)
+    place = _device(device)
+    stored = stored_dtype(raw, dtype)
     computed = compute_dtype(stored, place)
+    if not is_native(raw):
+        # Transformers takes seconds to import: native models do without it.
+        from services.gpu_worker.models.fallback import load_fallback
+
+        return load_fallback(
+            folder, raw, generation, stored=stored, dtype=computed, device=place, on_progress=on_progress
+        )
+    config = parse_config(raw, generation)
     with open_weights(folder, dtype=computed, rounded_to=stored, device=place) as weights, torch.inference_mode():
-        return LlamaModel(config, weights, dtype=computed, device=place, on_progress=on_progress)
+        return DecoderModel(config, weights, dtype=computed, device=place, on_progress=on_progress)
 
 
-def load_config(folder: Path) -> ModelConfig:
-    """Read `config.json` and `generation_config.json`.
-
-    Raises:
-        ConfigError: the first is missing, one is not JSON, or the model is not supported.
-    """
+def _read_folder(folder: Path) -> tuple[Raw, Raw]:
+    """`config.json` and `generation_config.json`, which may be absent."""
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder} has no config.json")
     generation = folder / "generation_config.json"
-    return parse_config(_read_json(folder / "config.json"), _read_json(generation) if generation.is_file() else {})
+    return _read_json(folder / "config.json"), _read_json(generation) if generation.is_file() else {}
 
 
-def stored_dtype(config: ModelConfig, dtype: str) -> torch.dtype:
-    """The dtype to which weights are rounded.
+def stored_dtype(raw: Raw, dtype: str) -> torch.dtype:
+    """The dtype to which weights are rounded; `raw` is the folder's configuration.
 
     Raises:
         ConfigError: `dtype` is none of the known names.
     """
-    name = config.dtype if dtype == "auto" else dtype
+    name = stored_dtype_name(raw) if dtype == "auto" else dtype
     if name not in DTYPES:
         raise ConfigError(f"dtype {name!r}: use auto, {', '.join(DTYPES)}")
     return DTYPES[name]

@@ -1,7 +1,7 @@
 """Tensors of a model folder: safetensors only, in one file or sharded by an index. Never pickle."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -28,6 +28,10 @@ class WeightReader:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
+    def prefix_of(self, name: str, prefixes: Sequence[str]) -> str:
+        """The first of `prefixes` under which there is a tensor `name`; the first of all if there is none."""
+        return next((prefix for prefix in prefixes if prefix + name in self), prefixes[0])
+
     def get(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The tensor `name`.
 
@@ -41,7 +45,7 @@ class WeightReader:
             raise ConfigError(f"tensor {name!r} has shape {tuple(tensor.shape)}, the configuration says {shape}")
         return tensor.to(device=self._device, dtype=self._rounded_to).to(self._dtype)
 
-    def joined(self, names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -> torch.Tensor:
+    def joined(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> torch.Tensor:
         """Several tensors one below the other: the weight of a fused projection."""
         return torch.cat([self.get(name, shape) for name, shape in zip(names, shapes, strict=True)])
 

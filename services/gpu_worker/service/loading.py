@@ -8,8 +8,8 @@ import torch
 from services.gpu_worker.cache.host_pool import HostPool, allocate_pool, pool_bytes_per_block
 from services.gpu_worker.cache.kv_cache import KVCache, kv_bytes_per_block
 from services.gpu_worker.engine import Engine, EngineConfig
-from services.gpu_worker.models.llama import LlamaModel
 from services.gpu_worker.models.loading import load_model
+from services.gpu_worker.models.model import Model
 from services.gpu_worker.service.memory import GIB, CacheRequest, blocks_in_host_pool, blocks_on_cpu, blocks_on_gpu
 from services.gpu_worker.service.partition import Partition
 from services.gpu_worker.service.worker import Capacity, LoadedWorker, LoadProgress
@@ -79,7 +79,7 @@ def choose_device(setting: str, worker_index: int) -> str:
     return f"cuda:{index}"
 
 
-def context_length(setting: int, model: LlamaModel) -> int:
+def context_length(setting: int, model: Model) -> int:
     """The longest row: what the model was made for, or less if told so.
 
     Raises:
@@ -91,7 +91,7 @@ def context_length(setting: int, model: LlamaModel) -> int:
     return setting or longest
 
 
-def fingerprint(model: LlamaModel, cpu_cache_dtype: str = "auto") -> str:
+def fingerprint(model: Model, cpu_cache_dtype: str = "auto") -> str:
     """Numerics: workers with equal ones continue each other's requests token by token."""
     level = torch.backends.cpu.get_cpu_capability() if model.device.type == "cpu" else _gpu_name(model.device)
     lossy = "" if cpu_cache_dtype == "auto" else f"-cpu-cache:{cpu_cache_dtype}"
@@ -102,7 +102,7 @@ def _gpu_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device).replace(" ", "_")
 
 
-def _num_blocks(settings: Settings, model: LlamaModel, config: EngineConfig) -> int:
+def _num_blocks(settings: Settings, model: Model, config: EngineConfig) -> int:
     request = CacheRequest(settings.num_blocks, settings.kv_cache_memory, settings.num_workers)
     bytes_per_block = kv_bytes_per_block(model.config, settings.block_size, model.dtype)
     if model.device.type == "cpu":
@@ -117,13 +117,13 @@ def _num_blocks(settings: Settings, model: LlamaModel, config: EngineConfig) -> 
     )
 
 
-def _host_pool(settings: Settings, model: LlamaModel, cache: KVCache) -> HostPool:
+def _host_pool(settings: Settings, model: Model, cache: KVCache) -> HostPool:
     size = pool_bytes_per_block(model.config, settings.block_size, model.dtype, settings.cpu_cache_dtype)
     num_blocks = blocks_in_host_pool(settings.num_cpu_blocks, int(settings.swap_space * GIB), size)
     return allocate_pool(cache, num_blocks, settings.cpu_cache_dtype)
 
 
-def activation_bytes(model: LlamaModel, config: EngineConfig) -> int:
+def activation_bytes(model: Model, config: EngineConfig) -> int:
     """Room that a step needs beside weights and cache: a bound from the largest tensors of a forward pass.
 
     Per token about four times the widest layer's activations in the model's dtype; per sampled row the logits in

@@ -116,8 +116,12 @@ def test_no_secret_on_a_command_line(model: Path) -> None:
     assert not any("secret" in part for spec in specs for part in spec.command)
 
 
-def test_a_model_without_context_length_needs_the_option(tmp_path: Path) -> None:
+def test_a_model_without_context_length_leaves_it_to_the_worker(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match="max-model-len"):
-        environment(load_settings({}), tmp_path)
+    assert "PAGEWIRE_MAX_MODEL_LEN" not in environment(load_settings({}), tmp_path)
     assert environment(load_settings({"max_model_len": 64}), tmp_path)["PAGEWIRE_MAX_MODEL_LEN"] == "64"
+
+
+def test_a_model_without_configuration_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        environment(load_settings({}), tmp_path)

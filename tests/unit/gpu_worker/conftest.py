@@ -11,8 +11,8 @@ from transformers import LlamaForCausalLM
 from services.gpu_worker.cache.host_pool import PlainPool, allocate_pool
 from services.gpu_worker.cache.kv_cache import KVCache
 from services.gpu_worker.engine import Engine, EngineConfig
-from services.gpu_worker.models.llama import LlamaModel
 from services.gpu_worker.models.loading import load_model
+from services.gpu_worker.models.model import Model
 from tests.fakes.engine_driver import EngineDriver
 from tests.fakes.tiny_llama import generate, write_tiny_llama
 
@@ -22,7 +22,7 @@ class Tiny:
     """One model twice: as the worker runs it and as Transformers does."""
 
     folder: Path
-    model: LlamaModel
+    model: Model
     peer: LlamaForCausalLM
 
     def expected(self, prompt: list[int], num_tokens: int) -> list[int]:

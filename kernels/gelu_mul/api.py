@@ -1,0 +1,22 @@
+"""Public entry of the gated activation with a GELU."""
+
+import torch
+
+from kernels.checks import require
+from kernels.gelu_mul import reference
+
+
+def gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """`gelu(gate) * up`, the GELU in its tanh form (Hendrycks & Gimpel 2016), as Gemma has it.
+
+    Args:
+        gate_up: [num_tokens, 2 * intermediate], the gate's half first.
+
+    Returns:
+        [num_tokens, intermediate], new memory.
+
+    Raises:
+        ValueError: the last dimension is odd.
+    """
+    require(gate_up.dim() == 2 and gate_up.shape[1] % 2 == 0, f"gelu_mul: gate_up {tuple(gate_up.shape)}")
+    return reference.gelu_mul(gate_up)

@@ -1,0 +1,143 @@
+"""The native decoder: pre-norm, rotary attention with grouped heads, gated MLP; variants by configuration."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from kernels.cache_write.api import cache_write
+from kernels.gelu_mul.api import gelu_mul
+from kernels.linear.api import pack_linear
+from kernels.paged_attention.api import paged_attention
+from kernels.rms_norm.api import rms_norm
+from kernels.rope.api import rope, rope_tables
+from kernels.silu_mul.api import silu_mul
+from services.gpu_worker.cache.kv_cache import KVCache
+from services.gpu_worker.models.config import DecoderConfig, RopeConfig
+from services.gpu_worker.models.layers import Layer, read_layer, read_norm
+from services.gpu_worker.models.model import ForwardInputs
+from services.gpu_worker.models.rope import inverse_frequencies
+from services.gpu_worker.models.weights import WeightReader
+
+Tables = dict[RopeConfig, tuple[torch.Tensor, torch.Tensor]]
+"""Cosines and sines of a step, once per kind of layer."""
+
+_ACTIVATIONS = {"silu": silu_mul, "gelu_tanh": gelu_mul}
+
+_PREFIXES = ("model.", "model.language_model.", "language_model.model.")
+"""Of the decoder's tensors: alone in its folder, or beside a vision tower as newer and older folders name it."""
+
+
+class DecoderModel:
+    """A model of the Llama family; `Model` says what its members mean."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: WeightReader,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self.attention_s = 0.0
+        self._inv_freq = {layer.rope: inverse_frequencies(layer.rope).to(device) for layer in config.layers}
+        self._activate = _ACTIVATIONS[config.activation]
+        vocabulary = (config.vocab_size, config.hidden_size)
+        prefix = weights.prefix_of("embed_tokens.weight", _PREFIXES)
+        self.embedding = weights.get(f"{prefix}embed_tokens.weight", vocabulary)
+        self._norm = read_norm(config, weights, f"{prefix}norm", config.hidden_size)
+        tied = config.tie_word_embeddings or "lm_head.weight" not in weights
+        self._head = pack_linear(self.embedding if tied else weights.get("lm_head.weight", vocabulary))
+        self._layers: list[Layer] = []
+        for index in range(config.num_layers):
+            self._layers.append(read_layer(config, weights, index, f"{prefix}layers.{index}."))
+            if on_progress is not None:
+                on_progress((index + 1) / config.num_layers)
+
+    @property
+    def fingerprint(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.device.type}-{dtype}-linear:{self._head.name}-attention:torch"
+
+    def forward(self, inputs: ForwardInputs, cache: KVCache) -> torch.Tensor:
+        self.attention_s = 0.0
+        tables = self._tables(inputs.positions)
+        hidden = self._embed(inputs.token_ids)
+        for index, layer in enumerate(self._layers):
+            normed = self._normed(hidden, layer.input_norm)
+            attended = self._attention(layer, layer.qkv(normed), tables, cache.layer(index), inputs)
+            if index == len(self._layers) - 1 and inputs.sample_at is not None:
+                # All keys and values are written: from here on only sampled tokens matter.
+                attended, hidden = attended[inputs.sample_at], hidden[inputs.sample_at]
+                if not len(hidden):
+                    return torch.empty(0, self.config.vocab_size, device=self.device)
+            hidden = hidden + self._normed_if(layer.out(attended), layer.post_attention_norm)
+            normed = self._normed(hidden, layer.mlp_norm)
+            hidden = hidden + self._normed_if(layer.down(self._activate(layer.gate_up(normed))), layer.post_mlp_norm)
+        return self._logits(hidden)
+
+    def _tables(self, positions: torch.Tensor) -> Tables:
+        return {
+            config: rope_tables(positions, frequencies, self.dtype, scale=config.attention_factor)
+            for config, frequencies in self._inv_freq.items()
+        }
+
+    def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        hidden = torch.nn.functional.embedding(token_ids, self.embedding)
+        if self.config.embedding_scale == 1.0:
+            return hidden
+        # The factor is rounded to the dtype before the product: that is how these models were trained.
+        return hidden * torch.tensor(self.config.embedding_scale, dtype=self.dtype, device=self.device)
+
+    def _attention(
+        self,
+        layer: Layer,
+        qkv: torch.Tensor,
+        tables: Tables,
+        kv: tuple[torch.Tensor, torch.Tensor],
+        inputs: ForwardInputs,
+    ) -> torch.Tensor:
+        """Fused projection [num_tokens, (heads + 2 * kv_heads) * head_dim] -> [num_tokens, heads * head_dim]."""
+        config = self.config
+        heads = qkv.view(len(qkv), -1, config.head_dim)
+        rotated = rope(self._normed_heads(layer, heads), *tables[layer.config.rope])
+        query, key = rotated.split((config.num_heads, config.num_kv_heads), dim=1)
+        cache_write(key, heads[:, -config.num_kv_heads :], *kv, inputs.slot_mapping)
+        started = time.perf_counter()
+        out = paged_attention(
+            query,
+            *kv,
+            inputs.attention,
+            scale=config.attention_scale,
+            window=layer.config.window,
+            soft_cap=config.attention_soft_cap,
+        )
+        self.attention_s += time.perf_counter() - started
+        return out.view(len(qkv), -1)
+
+    def _normed_heads(self, layer: Layer, heads: torch.Tensor) -> torch.Tensor:
+        """The query and key heads, each normalised if the model does so."""
+        config = self.config
+        query, key, _ = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
+        if layer.query_norm is None or layer.key_norm is None:
+            return heads[:, : config.num_heads + config.num_kv_heads]
+        normed = (
+            self._normed(part.reshape(-1, config.head_dim), weight).view(part.shape)
+            for part, weight in ((query, layer.query_norm), (key, layer.key_norm))
+        )
+        return torch.cat(list(normed), dim=1)
+
+    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, weight, self.config.rms_norm_eps)
+
+    def _normed_if(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        return x if weight is None else self._normed(x, weight)
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self._head(self._normed(hidden, self._norm))
+        cap = self.config.logit_soft_cap
+        return logits.float() if cap is None else (cap * torch.tanh(logits / cap)).float()

@@ -1,0 +1,70 @@
+"""`pagewire up --model <folder>` with models that are not of the default's kind: text equals Transformers' `generate`.
+
+The models have 300 rows of vocabulary, their tokenizer 259 entries, as models do whose vocabulary is padded: a token
+without an entry has no text and does no harm.
+"""
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+from tokenizers import Tokenizer
+from transformers import PreTrainedModel
+
+from tests.fakes.byte_model import EOS, VOCAB_SIZE, write_byte_model
+from tests.fakes.tiny_llama import generate
+from tests.fakes.tiny_models import FALLBACK, NATIVE, Tiny, write_tiny
+from tests.harness.fixtures import StartStack
+
+pytestmark = [pytest.mark.model]
+
+NUM_TOKENS = 40
+PROMPTS = ["One two three.", "A prompt that is longer than the window of the layers that have one.", "x"]
+
+
+def write_folder(folder: Path, tiny: Tiny) -> PreTrainedModel:
+    write_byte_model(folder)
+    peer = write_tiny(folder, tiny, eos_token_id=EOS)
+    assert peer.config.vocab_size > VOCAB_SIZE
+    return peer
+
+
+def expected_text(folder: Path, peer: PreTrainedModel, prompt: str) -> tuple[list[int], str]:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokens = generate(peer, tokenizer.encode(prompt).ids, NUM_TOKENS)
+    return tokens, tokenizer.decode(tokens)
+
+
+@pytest.mark.parametrize("tiny", [NATIVE["gemma2"], FALLBACK["mixtral"]], ids=["gemma2", "mixtral"])
+def test_completions_and_chat_equal_transformers(tiny: Tiny, tmp_path: Path, start_stack: StartStack) -> None:
+    folder = tmp_path / tiny.model_type
+    folder.mkdir()
+    peer = write_folder(folder, tiny)
+    with start_stack(model=folder, dtype="float32", num_blocks=200) as stack:
+        options = {"model": stack.model, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
+        without_text = 0
+        for prompt in PROMPTS:
+            answer = httpx.post(f"{stack.url}/v1/completions", json={**options, "prompt": prompt}, timeout=60).json()
+            tokens, text = expected_text(folder, peer, prompt)
+            assert answer["choices"][0]["text"] == text
+            assert answer["usage"]["completion_tokens"] == NUM_TOKENS
+            without_text += sum(token >= VOCAB_SIZE for token in tokens)
+        assert without_text, "no token beyond the tokenizer was sampled"
+        messages = [{"role": "user", "content": "Hello!"}]
+        answer = httpx.post(f"{stack.url}/v1/chat/completions", json={**options, "messages": messages}, timeout=60)
+        _, text = expected_text(folder, peer, "<|start|>user\nHello!<|end|>\n<|start|>assistant\n")
+        assert answer.json()["choices"][0]["message"]["content"] == text
+        for body in ({"prompt": [VOCAB_SIZE, 299]}, {"prompt": [300]}):
+            status = httpx.post(f"{stack.url}/v1/completions", json={**options, **body}, timeout=60).status_code
+            assert status == (200 if body["prompt"][0] < 300 else 400)
+
+
+def test_a_model_that_cannot_be_served_is_named_at_once(tmp_path: Path, start_stack: StartStack) -> None:
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    write_folder(folder, NATIVE["mistral"])
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_act": "relu"}))
+    with pytest.raises(RuntimeError, match="hidden_act 'relu'"), start_stack(model=folder):
+        pass
