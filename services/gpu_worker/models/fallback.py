@@ -120,9 +120,10 @@ def attend(
     require(attention_mask is None, "its attention brings a mask of its own, which is not supported")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     require(bool(causal), "its attention is not causal")
-    require(hasattr(module, "layer_idx"), f"its attention ({type(module).__name__}) has no layer_idx")
+    index: Any = getattr(module, "layer_idx", None)
+    require(isinstance(index, int), f"its attention ({type(module).__name__}) has no layer_idx")
     out = paged_step.attend(
-        int(module.layer_idx),
+        index,
         *(tensor[0].transpose(0, 1) for tensor in (query, key, value)),
         scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
         window=sliding_window,
