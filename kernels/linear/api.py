@@ -4,16 +4,20 @@ On a CPU the result of a row does not depend on the rows beside it, nor on their
 for bit: every output is one sum over k, ascending, in float32.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
 from kernels.checks import require, same_place
-from kernels.linear.native import NativeLinear
-from kernels.linear.reference import ReferenceLinear
-from kernels.native.library import current
+from kernels.gelu_mul.api import gelu_mul
+from kernels.linear.native import Activation, NativeLinear
+from kernels.linear.reference import ReferenceInt8Linear, ReferenceLinear
+from kernels.native.library import Library, current
+from kernels.silu_mul.api import silu_mul
 
 _NATIVE_DTYPES = (torch.float32, torch.bfloat16)
+_GATES = {"silu": (Activation.SILU, silu_mul), "gelu_tanh": (Activation.GELU_TANH, gelu_mul)}
 
 
 class Linear(Protocol):
@@ -27,22 +31,63 @@ class Linear(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
-def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None, *, is_int8: bool = False) -> Linear:
     """Choose an implementation for the weight's dtype and device, and pack the weight for it.
 
     Args:
         weight: [out_features, in_features]. The caller may free it afterwards.
         bias: [out_features] or None.
+        is_int8: round the weight to int8 with one scale per output feature, and activations with one scale per row and
+            64 of their numbers.
 
     Raises:
         ValueError: shapes, dtypes or devices do not fit.
     """
+    _check(weight, bias)
+    library = _library(weight)
+    if library is not None:
+        return NativeLinear(library, weight, bias, is_int8=is_int8)
+    return ReferenceInt8Linear(weight, bias) if is_int8 else ReferenceLinear(weight, bias)
+
+
+def pack_gated_linear(
+    weight: torch.Tensor, bias: torch.Tensor | None = None, *, activation: str, is_int8: bool = False
+) -> Linear:
+    """As `pack_linear`, for a product whose first half gates the second: `activation(gate) * rest`.
+
+    Args:
+        weight: [2 * out_features, in_features], the gate's half first.
+        activation: `silu` or `gelu_tanh`.
+    """
+    _check(weight, bias)
+    require(len(weight) % 2 == 0 and activation in _GATES, f"pack_linear: {len(weight)} rows gated by {activation!r}")
+    library = _library(weight)
+    if library is not None:
+        return NativeLinear(library, weight, bias, activation=_GATES[activation][0], is_int8=is_int8)
+    return _Gated(pack_linear(weight, bias, is_int8=is_int8), _GATES[activation][1])
+
+
+class _Gated:
+    """A product, then the activation."""
+
+    def __init__(self, linear: Linear, activate: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.name, self.in_features, self.out_features = linear.name, linear.in_features, linear.out_features // 2
+        self._linear = linear
+        self._activate = activate
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._activate(self._linear(x))
+
+
+def _check(weight: torch.Tensor, bias: torch.Tensor | None) -> None:
     require(weight.dim() == 2, f"pack_linear: weight {tuple(weight.shape)}")
     if bias is not None:
         require(bias.shape == weight.shape[:1], f"pack_linear: bias {tuple(bias.shape)}, weight {tuple(weight.shape)}")
         require(same_place(weight, bias), "pack_linear: weight and bias differ in dtype or device")
-    library = current() if weight.device.type == "cpu" and weight.dtype in _NATIVE_DTYPES else None
-    return ReferenceLinear(weight, bias) if library is None else NativeLinear(library, weight, bias)
+
+
+def _library(weight: torch.Tensor) -> Library | None:
+    return current() if weight.device.type == "cpu" and weight.dtype in _NATIVE_DTYPES else None
 
 
 def has_native_bfloat16() -> bool:

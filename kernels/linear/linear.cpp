@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/linear/int8.h"
 #include "kernels/linear/tile.h"
 #include "kernels/native/parallel.h"
 
@@ -57,6 +58,12 @@ void multiply(const typename Words::Input* x, int64_t stride, int64_t rows, cons
     }
 }
 
+// The same for int8.
+void multiply_codes(const Codes& x, int64_t rows, const float* words, float* c) {
+    for (int64_t r = 0; r < rows; r += TILE_ROWS)
+        code_tile_of(int(std::min<int64_t>(TILE_ROWS, rows - r)), x.from(r), words, c + r * PANEL);
+}
+
 PW_INLINE F32 activate(F32 x, Activation activation) {
     if (activation == SILU) return silu(x);
     const F32 inner = set1(0.7978845608028654f) * fma(set1(0.044715f) * x * x, x, x);
@@ -88,12 +95,15 @@ struct Store {
     void row(const Sums& sums, int64_t r, int64_t column, int64_t to) const {
         const int columns = int(std::min<int64_t>(PANEL, weight.columns() - column));
         const float* bias = out.bias ? out.bias + column : nullptr;
+        const float* scales = weight.scales ? weight.scales + column : nullptr;
         for (int at = 0; at < columns; at += LANES) {
             const int n = columns - at;
             F32 value = load(sums.c + r * PANEL + at);
+            if (scales) value = value * load_or_part(scales + at, n);
             if (bias) value = value + load_or_part(bias + at, n);
             if (sums.gated) {
                 F32 other = load(sums.gated + r * PANEL + at);
+                if (scales) other = other * load_or_part(scales + weight.columns() + at, n);
                 if (bias) other = other + load_or_part(bias + weight.columns() + at, n);
                 value = activate(value, out.activation) * other;
             }
@@ -115,7 +125,9 @@ struct KeepLargest {
         const int columns = int(std::min<int64_t>(PANEL, weight.columns() - column));
         for (int64_t r = 0; r < sums.rows; ++r)
             for (int at = 0; at < columns; at += LANES) {
-                const F32 values = capped(load(sums.c + r * PANEL + at), soft_cap);
+                F32 values = load(sums.c + r * PANEL + at);
+                if (weight.scales) values = values * load_or_part(weight.scales + column + at, columns - at);
+                values = capped(values, soft_cap);
                 Largest& best = kept[int64_t(chunk) * ROW_BLOCK + r];
                 if (any_above(values, best.value)) look_at(values, std::min(LANES, columns - at), column + at, best);
             }
@@ -149,31 +161,48 @@ struct Cut {
     }
 };
 
+// multiply(part's words, c, wide) for each panel of the chunk, then finish. `wide` has room for that many floats.
+template <class Multiply, class Finish>
+void run_chunk(const PackedWeight& weight, const Chunk& chunk, int64_t wide, const Multiply& multiply,
+               const Finish& finish) {
+    const int64_t sums = chunk.rows * PANEL, parts = weight.parts();
+    float* c = static_cast<float*>(scratch(size_t(parts * sums + wide) * sizeof(float)));
+    for (int64_t panel = chunk.panel; panel < chunk.panel + chunk.panels; ++panel) {
+        for (int64_t part = 0; part < parts; ++part)
+            multiply(weight.panel(panel, part), c + part * sums, c + parts * sums);
+        finish(Sums{chunk.row, chunk.rows, panel, c, weight.is_gated ? c + sums : nullptr});
+    }
+}
+
 template <class Words, class Finish>
-void run_chunk(const PackedWeight& weight, const LinearInput& x, const Chunk& chunk, int index, const Finish& finish) {
-    const int64_t sums = chunk.rows * PANEL;
+void run_words(const PackedWeight& weight, const LinearInput& x, const Chunk& chunk, const Finish& finish) {
     const bool widens = Words::PASSES == 2 && chunk.rows >= WIDEN_FROM;
     const int64_t wide = widens ? std::min(K_BLOCK, weight.in_features) * PANEL : 0;
-    float* c = static_cast<float*>(scratch(size_t(weight.parts() * sums + wide) * sizeof(float)));
     const auto* rows = static_cast<const typename Words::Input*>(x.data) + chunk.row * x.stride;
-    for (int64_t panel = chunk.panel; panel < chunk.panel + chunk.panels; ++panel) {
-        for (int64_t part = 0; part < weight.parts(); ++part)
-            multiply<Words>(rows, x.stride, chunk.rows, weight.panel(panel, part), weight.in_features, c + part * sums,
-                            c + weight.parts() * sums);
-        finish(index, Sums{chunk.row, chunk.rows, panel, c, weight.is_gated ? c + sums : nullptr});
-    }
+    const auto multiply_panel = [&](const float* words, float* c, float* room) {
+        multiply<Words>(rows, x.stride, chunk.rows, words, weight.in_features, c, room);
+    };
+    run_chunk(weight, chunk, wide, multiply_panel, finish);
 }
 
 template <class Finish>
 void run(const PackedWeight& weight, const LinearInput& x, const Cut& cut, const Finish& finish) {
+    Codes codes{};
+    if (weight.kind == INT8) codes = encode(x, weight.in_features);
     parallel(cut.chunks(), [&](int index) {
         const Chunk chunk = cut.chunk(index);
-        if (weight.kind == FLOAT32)
-            run_chunk<Float32Words>(weight, x, chunk, index, finish);
+        const auto finish_sums = [&](const Sums& sums) { finish(index, sums); };
+        if (weight.kind == INT8)
+            run_chunk(
+                weight, chunk, 0,
+                [&](const float* words, float* c, float*) { multiply_codes(codes.from(chunk.row), chunk.rows, words, c); },
+                finish_sums);
+        else if (weight.kind == FLOAT32)
+            run_words<Float32Words>(weight, x, chunk, finish_sums);
         else if (HAS_PAIR_PRODUCTS && x.is_bf16)
-            run_chunk<PairWords>(weight, x, chunk, index, finish);
+            run_words<PairWords>(weight, x, chunk, finish_sums);
         else
-            run_chunk<WidenedWords>(weight, x, chunk, index, finish);
+            run_words<WidenedWords>(weight, x, chunk, finish_sums);
     });
 }
 
@@ -204,8 +233,9 @@ void linear_argmax(const PackedWeight& weight, const LinearInput& x, float soft_
 
 }  // namespace pw
 
-// Columns of a panel, for the caller that packs.
+// Columns of a panel and what is added to int8 codes, for the caller that packs.
 PW_EXPORT int64_t pw_linear_panel() { return pw::gemm::PANEL; }
+PW_EXPORT int64_t pw_linear_code_offset() { return pw::gemm::CodeWords::OFFSET; }
 PW_EXPORT int64_t pw_linear_takes_bf16() { return pw::HAS_PAIR_PRODUCTS; }
 
 PW_EXPORT void pw_linear(const pw::PackedWeight* weight, const pw::LinearInput* x, const pw::LinearOutput* out) {

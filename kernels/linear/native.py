@@ -5,15 +5,31 @@ bit for bit, since it is widened before it is multiplied.
 """
 
 import ctypes
+from enum import IntEnum
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from kernels.checks import require
+from kernels.linear.reference import CODE_GROUP, quantize_weight
 from kernels.native.library import Float, Int, Library, Pointer
 from kernels.native.memory import allocate
 
-_FLOAT32, _BFLOAT16 = 0, 1
+
+class Kind(IntEnum):
+    """Of a packed weight."""
+
+    F32 = 0
+    BF16 = 1
+    INT8 = 2
+
+
+class Activation(IntEnum):
+    """Of a gated weight's first half."""
+
+    SILU = 0
+    GELU_TANH = 1
 
 
 class PackedWeight(ctypes.Structure):
@@ -21,6 +37,7 @@ class PackedWeight(ctypes.Structure):
 
     _fields_ = (
         ("panels", Pointer),
+        ("scales", Pointer),
         ("out_features", Int),
         ("in_features", Int),
         ("kind", Int),
@@ -28,15 +45,11 @@ class PackedWeight(ctypes.Structure):
     )
 
 
-class LinearInput(ctypes.Structure):
-    """As in linear.h."""
-
+class _Input(ctypes.Structure):
     _fields_ = (("data", Pointer), ("rows", Int), ("stride", Int), ("is_bf16", Int))
 
 
-class LinearOutput(ctypes.Structure):
-    """As in linear.h."""
-
+class _Output(ctypes.Structure):
     _fields_ = (
         ("data", Pointer),
         ("stride", Int),
@@ -48,70 +61,111 @@ class LinearOutput(ctypes.Structure):
     )
 
 
+LARGEST = np.dtype([("value", np.float32), ("column", np.int32)])
+"""A row's largest number, as in linear.h."""
+
+
 class Packed(NamedTuple):
     """A packed weight and the memory that it points to."""
 
     weight: PackedWeight
-    memory: torch.Tensor
-
-
-def pack(library: Library, weight: torch.Tensor, *, is_gated: bool = False) -> Packed:
-    """Pack `weight` [out_features, in_features] for the panels of `library`.
-
-    Args:
-        is_gated: the first half of the outputs is the gate of the second half.
-    """
-    stored = _in_smallest_form(weight)
-    group = 4 // stored.itemsize
-    panel = int(library.function("pw_linear_panel", result=Int)())
-    parts = 2 if is_gated else 1
-    columns, in_features = stored.shape[0] // parts, stored.shape[1]
-    padded = _round_up(columns, panel), _round_up(in_features, group)
-    memory = allocate(parts * padded[0] * padded[1] * stored.itemsize)
-    # [parts, panels, panel, words, group] of the weight become [panels, parts, words, panel, group] in memory.
-    panels = memory.view(stored.dtype).view(padded[0] // panel, parts, padded[1] // group, panel, group)
-    source = stored.view(parts, columns, in_features)
-    if padded != (columns, in_features):
-        source = torch.nn.functional.pad(source, (0, padded[1] - in_features, 0, padded[0] - columns))
-    panels.copy_(source.view(parts, -1, panel, padded[1] // group, group).permute(1, 0, 3, 2, 4))
-    kind = _BFLOAT16 if stored.dtype == torch.bfloat16 else _FLOAT32
-    return Packed(PackedWeight(memory.data_ptr(), stored.shape[0], padded[1], kind, is_gated), memory)
+    panels: torch.Tensor
+    scales: torch.Tensor | None
 
 
 class NativeLinear:
-    """`x @ weight.T + bias`; x and the result in float32 or bfloat16."""
+    """`x @ weight.T + bias`, or of a gated weight `activation(first half) * second half`; float32 or bfloat16, as x."""
 
-    def __init__(self, library: Library, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.out_features, self.in_features = weight.shape
-        self._packed = pack(library, weight)
-        self._bias = None if bias is None else bias.float().contiguous()
-        self._call = library.function("pw_linear", Pointer, Pointer, Pointer)
-        self._takes_bf16 = library.takes_bfloat16
-        kind = "bf16" if self._packed.weight.kind == _BFLOAT16 else "f32"
-        self.name = f"{library.level.name}-{kind}"
+    def __init__(
+        self,
+        library: Library,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        activation: Activation | None = None,
+        is_int8: bool = False,
+    ) -> None:
+        """`is_int8`: round the weight to int8, with one scale per output feature."""
+        self.in_features = weight.shape[1]
+        self.out_features = weight.shape[0] if activation is None else weight.shape[0] // 2
+        self.packed = pack(library, weight, is_gated=activation is not None, is_int8=is_int8)
+        self.bias = None if bias is None else bias.float().contiguous()
+        self._activation = activation or Activation.SILU
+        self._run = library.function("pw_linear", Pointer, Pointer, Pointer)
+        self._argmax = library.function("pw_linear_argmax", Pointer, Pointer, Float, Pointer)
+        self.kind = Kind(self.packed.weight.kind)
+        self.name = f"{library.level.name}-{self.kind.name.lower()}"
+        self._reads_bf16 = self.kind is Kind.INT8 or (self.kind is Kind.BF16 and library.takes_bfloat16)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         fits = x.dim() == 2 and x.shape[1] == self.in_features and x.dtype in (torch.float32, torch.bfloat16)
         require(fits, f"linear: x {tuple(x.shape)} {x.dtype}, weight takes {self.in_features} inputs")
         out = torch.empty(x.shape[0], self.out_features, dtype=x.dtype)
         x = self._readable(x)
-        bias = None if self._bias is None else self._bias.data_ptr()
-        self._call(
-            ctypes.byref(self._packed.weight),
-            ctypes.byref(LinearInput(x.data_ptr(), x.shape[0], x.stride(0), x.dtype == torch.bfloat16)),
-            ctypes.byref(LinearOutput(out.data_ptr(), out.stride(0), out.dtype == torch.bfloat16, bias, None, 0, 0.0)),
+        bias = None if self.bias is None else self.bias.data_ptr()
+        is_bf16 = out.dtype == torch.bfloat16
+        self._run(
+            ctypes.byref(self.packed.weight),
+            ctypes.byref(_Input(x.data_ptr(), x.shape[0], x.stride(0), x.dtype == torch.bfloat16)),
+            ctypes.byref(_Output(out.data_ptr(), out.stride(0), is_bf16, bias, None, self._activation, 0.0)),
         )
         return out
 
+    def argmax(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Column [rows] and value [rows] of each row's largest product, without bias: the first of equal ones; NaN if one
+        was. No product is stored."""
+        x = self._readable(x)
+        largest = np.empty(len(x), LARGEST)
+        given = _Input(x.data_ptr(), x.shape[0], x.stride(0), x.dtype == torch.bfloat16)
+        self._argmax(ctypes.byref(self.packed.weight), ctypes.byref(given), 0.0, largest.ctypes.data)
+        return torch.from_numpy(largest["column"].astype(np.int64)), torch.from_numpy(largest["value"].copy())
+
     def _readable(self, x: torch.Tensor) -> torch.Tensor:
         """`x` as the kernel takes it: as wide as the packed weight, its last dimension contiguous."""
-        is_pair_product = self._takes_bf16 and self._packed.weight.kind == _BFLOAT16
-        if x.dtype == torch.bfloat16 and not is_pair_product:
+        if x.dtype == torch.bfloat16 and not self._reads_bf16:
             x = x.float()
-        missing = self._packed.weight.in_features - x.shape[1]
+        missing = self.packed.weight.in_features - x.shape[1]
         if missing:
             return torch.nn.functional.pad(x, (0, missing))
         return x if x.stride(1) == 1 else x.contiguous()
+
+
+def pack(library: Library, weight: torch.Tensor, *, is_gated: bool = False, is_int8: bool = False) -> Packed:
+    """Pack `weight` [out_features, in_features] for the panels of `library`.
+
+    Args:
+        is_gated: the first half of the outputs is the gate of the second half.
+        is_int8: round to int8.
+    """
+    kind, scales, stored = Kind.INT8, None, weight
+    if is_int8:
+        scales, stored = quantize_weight(weight)
+    else:
+        stored = _in_smallest_form(weight)
+        kind = Kind.BF16 if stored.dtype == torch.bfloat16 else Kind.F32
+    multiple = CODE_GROUP if is_int8 else 4 // stored.itemsize
+    panel = int(library.function("pw_linear_panel", result=Int)())
+    panels, in_features = _to_panels(stored, panel, multiple, parts=2 if is_gated else 1)
+    if is_int8:
+        # Modulo 256 this adds 128 to codes where the level multiplies unsigned bytes.
+        panels.add_(int(library.function("pw_linear_code_offset", result=Int)()) and -128)
+    pointers = panels.data_ptr(), None if scales is None else scales.data_ptr()
+    return Packed(PackedWeight(*pointers, len(weight), in_features, kind, is_gated), panels, scales)
+
+
+def _to_panels(stored: torch.Tensor, panel: int, multiple: int, *, parts: int) -> tuple[torch.Tensor, int]:
+    """Panels as weight.h lays them out, and the number of inputs rounded up to `multiple`."""
+    group = 4 // stored.itemsize
+    columns, in_features = stored.shape[0] // parts, stored.shape[1]
+    padded = _round_up(columns, panel), _round_up(in_features, multiple)
+    memory = allocate(parts * padded[0] * padded[1] * stored.itemsize)
+    # [parts, panels, panel, words, group] of the weight become [panels, parts, words, panel, group] in memory.
+    panels = memory.view(stored.dtype).view(padded[0] // panel, parts, padded[1] // group, panel, group)
+    source = stored.reshape(parts, columns, in_features)
+    if padded != (columns, in_features):
+        source = torch.nn.functional.pad(source, (0, padded[1] - in_features, 0, padded[0] - columns))
+    panels.copy_(source.view(parts, -1, panel, padded[1] // group, group).permute(1, 0, 3, 2, 4))
+    return panels, padded[1]
 
 
 def _in_smallest_form(weight: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,10 @@
 
 import torch
 
+CODE_GROUP = 64
+"""Numbers of int8 activations that share a scale."""
+_LARGEST_CODE = 127
+
 
 class ReferenceLinear:
     """`x @ weight.T + bias` by `torch.nn.functional.linear`."""
@@ -15,3 +19,33 @@ class ReferenceLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.linear(x, self._weight, self._bias)
+
+
+class ReferenceInt8Linear(ReferenceLinear):
+    """The same with weight and activations rounded to int8 codes and back: what int8 kernels compute, not how fast."""
+
+    name = "torch-int8"
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        scales, codes = quantize_weight(weight)
+        super().__init__((scales[:, None] * codes).to(weight.dtype), bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        scales, codes = quantize_activations(x)
+        return super().__call__((scales[..., None] * codes).flatten(1)[:, : self.in_features].to(x.dtype))
+
+
+def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales [out_features] float32 and codes [out_features, in_features] int8: `weight` is about scale * code."""
+    wide = weight.float()
+    scales = wide.abs().amax(1) / _LARGEST_CODE
+    codes = (wide / scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round_()
+    return scales, codes.clamp_(-_LARGEST_CODE, _LARGEST_CODE).to(torch.int8)
+
+
+def quantize_activations(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales [rows, groups] and codes [rows, groups, CODE_GROUP] float32, zeros behind the last number."""
+    groups = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % CODE_GROUP)).unflatten(1, (-1, CODE_GROUP))
+    largest = groups.abs().amax(2)
+    codes = (groups * torch.where(largest > 0, _LARGEST_CODE / largest, 0.0)[..., None]).round()
+    return largest / _LARGEST_CODE, codes

@@ -1,8 +1,8 @@
 // A weight as the products read it.
 //
 // Columns (output features) come in panels of PANEL. A panel holds 32-bit words of GROUP numbers of one column, k
-// ascending: [in_features / GROUP][PANEL] words, of float32 (GROUP 1) or bfloat16 (GROUP 2). Zeros fill up the last
-// panel. A gated weight alternates panels of the gate's half of the columns and of the other half.
+// ascending: [in_features / GROUP][PANEL] words, of float32 (GROUP 1), bfloat16 (GROUP 2) or int8 (GROUP 4, int8.h).
+// Zeros fill up the last panel. A gated weight alternates panels of the gate's half of the columns and of the other half.
 #pragma once
 
 #include <cstdint>
@@ -24,16 +24,17 @@ constexpr int PANEL = PANEL_VECTORS * LANES;
 
 }  // namespace gemm
 
-enum WeightKind : int64_t { FLOAT32 = 0, BFLOAT16 = 1 };
+enum WeightKind : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
 
 // As kernels/linear/native.py lays it out.
 struct PackedWeight {
     const float* panels;  // words, whatever they hold
+    const float* scales;  // of int8, [out_features]; else null
     int64_t out_features, in_features;
     WeightKind kind;
     int64_t is_gated;
 
-    int64_t group() const { return kind == BFLOAT16 ? 2 : 1; }
+    int64_t group() const { return kind == FLOAT32 ? 1 : kind == BFLOAT16 ? 2 : 4; }
     int64_t columns() const { return is_gated ? out_features / 2 : out_features; }
     int64_t column_panels() const { return (columns() + gemm::PANEL - 1) / gemm::PANEL; }
     int64_t panel_words() const { return in_features / group() * gemm::PANEL; }

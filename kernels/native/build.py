@@ -1,6 +1,6 @@
 """Compiles the C++ kernels, `kernels/*/*.cpp`, once per dispatch level, into one shared library each.
 
-    python -m kernels.native.build [--compiler clang++] [--jobs 2]
+    python -m kernels.native.build [--compiler clang++] [--jobs 2] [--level avx2 …]
 
 Only what changed is compiled. Without a compiler, or at levels that it does not know, nothing is built: such a machine
 computes with the torch references, and says so when a worker starts. Runs without torch, so that setup.py can call it.
@@ -25,7 +25,7 @@ OBJECTS = LIBRARIES / "objects"
 COMPILERS = ("g++", "clang++", "c++")
 NUMERICS = ("-ffp-contract=off", "-fno-math-errno")
 # GCC 12 says "maybe uninitialized" of its own AVX-512 headers, thousands of times (its bug 105593).
-WARNINGS = ("-Wall", "-Wextra", "-Wno-maybe-uninitialized")
+WARNINGS = ("-Wall", "-Wextra", "-Wno-maybe-uninitialized", "-Wno-uninitialized")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", *WARNINGS, *NUMERICS)
 
 
@@ -68,7 +68,7 @@ def build(compiler: str, levels: Sequence[Level], jobs: int) -> list[Level]:
         objects = list(pool.map(lambda one: _compile(compiler, *one), work))
     for level in missing:
         _link(compiler, level, [made for made, (of, _) in zip(objects, work, strict=True) if of is level])
-    _forget_others(objects, [library_path(level) for level in known])
+    _forget_others(objects)
     return known
 
 
@@ -113,10 +113,11 @@ def _digest(words: Sequence[str], *files: Path) -> str:
     return content.hexdigest()[:16]
 
 
-def _forget_others(objects: Sequence[Path], libraries: Sequence[Path]) -> None:
+def _forget_others(objects: Sequence[Path]) -> None:
     """Delete what older sources made, if this run made anything."""
     if objects:
-        for old in {*OBJECTS.glob("*.o"), *LIBRARIES.glob("*.so")} - {*objects, *libraries}:
+        built = {library_path(level) for level in machine_levels()}
+        for old in {*OBJECTS.glob("*.o"), *LIBRARIES.glob("*.so")} - built - set(objects):
             old.unlink(missing_ok=True)
 
 
@@ -125,12 +126,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--compiler", default=find_compiler())
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--level", nargs="+", help="only these; by default all of this architecture")
     args = parser.parse_args(arguments)
     if args.compiler is None:
         print(f"no C++ compiler ({', '.join(COMPILERS)}): workers will compute with torch alone", file=sys.stderr)
         return 0
     try:
-        built = build(args.compiler, machine_levels(), args.jobs)
+        wanted = [level for level in machine_levels() if args.level is None or level.name in args.level]
+        built = build(args.compiler, wanted, args.jobs)
     except BuildFailed as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-// Two bfloat16 numbers in one 32-bit word: a vector of words holds twice as many numbers as it has lanes.
+// Several numbers in one 32-bit word, two bfloat16 or four int8: a vector of words holds more numbers than it has lanes.
 #pragma once
 
 #include "kernels/native/simd.h"
@@ -10,6 +10,12 @@ using U32 = uint32_t __attribute__((vector_size(sizeof(F32))));
 PW_INLINE F32 lower_halves(F32 words) { return (F32)((U32)words << 16); }
 PW_INLINE F32 upper_halves(F32 words) { return (F32)((U32)words & 0xffff0000u); }
 PW_INLINE F32 without_upper_halves(F32 words) { return (F32)((U32)words & 0x0000ffffu); }
+
+// Byte 0 (the lowest) to 3 of each word, as a signed number.
+PW_INLINE F32 signed_byte(F32 words, int byte) {
+    using I32 = int32_t __attribute__((vector_size(sizeof(F32))));
+    return (F32)__builtin_convertvector((I32)((U32)words << (24 - 8 * byte)) >> 24, F32);
+}
 
 #ifdef __AVX512BF16__
 constexpr bool HAS_PAIR_PRODUCTS = true;

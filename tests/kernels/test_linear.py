@@ -4,10 +4,10 @@ result depends on nothing but the row."""
 import pytest
 import torch
 
-from kernels.linear.api import pack_linear
+from kernels.linear.api import pack_gated_linear, pack_linear
 from kernels.linear.native import NativeLinear
-from kernels.linear.reference import ReferenceLinear
-from kernels.native.library import Library, using
+from kernels.linear.reference import ReferenceLinear, quantize_activations, quantize_weight
+from kernels.native.library import Library, built_levels, open_library, using
 
 SHAPES = [(1, 2), (3, 1), (16, 63), (47, 64), (48, 512), (49, 513), (100, 576), (111, 1030), (576, 1536), (1000, 64)]
 ROWS = [1, 2, 3, 7, 8, 9, 16, 17, 63, 97, 200]
@@ -99,3 +99,101 @@ def test_wrong_shapes_are_refused(native: Library) -> None:
     for wrong in (random(2, 5), random(3), random(2, 3).double()):
         with pytest.raises(ValueError, match="linear: x"):
             linear(wrong)
+
+
+@pytest.mark.parametrize("shape", [(1, 64), (47, 64), (100, 63), (111, 200), (576, 1536)])
+@pytest.mark.usefixtures("poisoned_empty")
+def test_int8_product_is_that_of_the_codes(native: Library, shape: tuple[int, int]) -> None:
+    weight, bias = random(*shape), random(shape[0], seed=2)
+    linear = pack_linear(weight, bias, is_int8=True)
+    assert linear.name == f"{native.level.name}-int8"
+    weight_scales, weight_codes = quantize_weight(weight)
+    for rows in (1, 3, 8, 9, 100):
+        x = random(rows, shape[1], seed=rows)
+        x[:, :64] *= 100  # a group of outliers costs the others nothing
+        scales, codes = quantize_activations(x)
+        seen = (scales[..., None] * codes).flatten(1)[:, : shape[1]]
+        expected = product(weight_scales[:, None] * weight_codes, seen, bias)
+        torch.testing.assert_close(linear(x).double(), expected, rtol=1e-4, atol=1e-3)
+        # and near the exact product, measured by the size of its terms: each factor has 127 steps
+        terms = product(weight.square(), x.square()).sqrt()
+        assert ((linear(x).double() - product(weight, x, bias)) / terms).square().mean().sqrt() < 0.02
+
+
+def test_int8_has_the_same_bits_in_every_batch(native: Library) -> None:
+    linear, x = NativeLinear(native, random(111, 200), is_int8=True), random(300, 200, seed=1)
+    native.set_num_threads(1)
+    full = linear(x)
+    native.set_num_threads(3)
+    for size in (1, 2, 7, 8, 9, 97, 300):
+        assert torch.equal(linear(x[300 - size :]), full[300 - size :]), size
+
+
+def test_int8_has_the_same_bits_at_every_level() -> None:
+    """Products of codes are exact, however a CPU multiplies them."""
+    results = []
+    for level in built_levels():
+        library = open_library(level.name)
+        results.append(NativeLinear(library, random(100, 300), is_int8=True)(random(20, 300, seed=1)))
+    for other in results[1:]:
+        assert torch.equal(results[0], other)
+
+
+def test_int8_keeps_zeros_and_shows_what_is_not_finite(native: Library) -> None:
+    x = random(5, 128)
+    x[1], x[2, 70], x[3, 3] = 0.0, torch.nan, torch.inf
+    out = NativeLinear(native, random(60, 128), is_int8=True)(x)
+    assert (out[1] == 0).all()
+    assert out[2].isnan().all() and out[3].isnan().all()
+    assert out[[0, 4]].isfinite().all()
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("is_int8", [False, True])
+@pytest.mark.usefixtures("poisoned_empty")
+def test_a_gated_product_is_its_activation_times_the_rest(native: Library, activation: str, is_int8: bool) -> None:
+    act = {"silu": torch.nn.functional.silu, "gelu_tanh": lambda t: torch.nn.functional.gelu(t, approximate="tanh")}
+    weight, bias = random(2 * 111, 64), random(2 * 111, seed=2)
+    linear = pack_gated_linear(weight, bias, activation=activation, is_int8=is_int8)
+    whole = pack_linear(weight, bias, is_int8=is_int8)
+    assert linear.out_features == 111
+    for rows in (1, 8, 100):
+        x = random(rows, 64, seed=rows)
+        gate, rest = whole(x).double().chunk(2, 1)
+        torch.testing.assert_close(linear(x).double(), act[activation](gate) * rest, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_int8", [False, True])
+def test_without_the_library_torch_gates_and_rounds(is_int8: bool) -> None:
+    weight, x = random(2 * 30, 64), random(4, 64, seed=1)
+    with using(None):
+        linear = pack_gated_linear(weight, activation="silu", is_int8=is_int8)
+        assert linear.name == ("torch-int8" if is_int8 else "torch")
+        gate, rest = product(weight, x).chunk(2, 1)
+        tolerance = 0.1 if is_int8 else 1e-5
+        torch.testing.assert_close(
+            linear(x).double(), torch.nn.functional.silu(gate) * rest, rtol=tolerance, atol=20 * tolerance
+        )
+
+
+@pytest.mark.parametrize("is_int8", [False, True])
+def test_largest_logit_is_that_of_the_stored_product(native: Library, is_int8: bool) -> None:
+    linear = NativeLinear(native, random(1001, 64), is_int8=is_int8)
+    for rows in (1, 7, 100):
+        x = random(rows, 64, seed=rows)
+        logits = linear(x)
+        columns, values = linear.argmax(x)
+        assert torch.equal(columns, logits.argmax(1))
+        assert torch.equal(values, logits.amax(1))
+
+
+def test_largest_logit_is_the_first_of_equal_ones_and_nan_if_one_is(native: Library) -> None:
+    weight = torch.zeros(200, 64)
+    weight[[17, 130, 199]] = 1.0
+    linear = NativeLinear(native, weight)
+    x = torch.ones(3, 64)
+    x[1], x[2, 5] = -1.0, torch.nan
+    columns, values = linear.argmax(x)
+    assert columns[:2].tolist() == [17, 0]
+    assert values[:2].tolist() == [64.0, 0.0]
+    assert values[2].isnan()

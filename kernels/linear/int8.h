@@ -1,0 +1,113 @@
+// Products of int8 weights and int8 activations.
+//
+// Weights have one scale per output feature, activations one per row and GROUP of k: w = code * scale, x = code * scale.
+// Within a group the product of the codes is exact at every level: integers where the CPU multiplies bytes (VNNI), else
+// float32, which holds whole numbers up to 2^24 > 64 * 127 * 127. Groups are added in ascending order in float32.
+#pragma once
+
+#include "kernels/linear/linear.h"
+#include "kernels/linear/tile.h"
+
+namespace pw::gemm {
+
+constexpr int64_t CODE_GROUP = 64;  // of k
+constexpr int CODES_PER_WORD = 4;
+constexpr int64_t WORDS_PER_GROUP = CODE_GROUP / CODES_PER_WORD;
+
+#if defined(__AVX512VNNI__)
+
+// vpdpbusd multiplies unsigned bytes by signed ones, so weights are stored plus 128, and a group starts at -128 times
+// the sum of its activations.
+struct CodeWords {
+    using Code = int8_t;
+    using Acc = __m512i;
+    static constexpr int OFFSET = 128;
+    static PW_INLINE void store_codes(Code* to, F32 codes) { store_i8(to, codes); }
+    static PW_INLINE Acc start(int32_t sum) { return _mm512_set1_epi32(-OFFSET * sum); }
+    static PW_INLINE F32 value(Acc acc) { return _mm512_cvtepi32_ps(acc); }
+    template <int ROWS>
+    static PW_INLINE void add(const Code* x, int64_t stride, const float* words, Acc (*acc)[PANEL_VECTORS]) {
+        __m512i w[PANEL_VECTORS];
+        for (int v = 0; v < PANEL_VECTORS; ++v) w[v] = _mm512_load_si512(words + v * LANES);
+        for (int r = 0; r < ROWS; ++r) {
+            int32_t four;
+            std::memcpy(&four, x + r * stride, 4);
+            const __m512i factor = _mm512_set1_epi32(four);
+            // The intrinsic makes gcc 12 keep the accumulators in memory.
+            for (int v = 0; v < PANEL_VECTORS; ++v) asm("vpdpbusd %2, %1, %0" : "+v"(acc[r][v]) : "v"(w[v]), "v"(factor));
+        }
+    }
+};
+
+#else
+
+struct CodeWords {
+    using Code = float;
+    using Acc = F32;
+    static constexpr int OFFSET = 0;
+    static PW_INLINE void store_codes(Code* to, F32 codes) { store(to, codes); }
+    static PW_INLINE Acc start(int32_t) { return zero(); }
+    static PW_INLINE F32 value(Acc acc) { return acc; }
+    template <int ROWS>
+    static PW_INLINE void add(const Code* x, int64_t stride, const float* words, Acc (*acc)[PANEL_VECTORS]) {
+        for (int byte = 0; byte < CODES_PER_WORD; ++byte) {
+            F32 w[PANEL_VECTORS];
+            for (int v = 0; v < PANEL_VECTORS; ++v) w[v] = signed_byte(load(words + v * LANES), byte);
+            for (int r = 0; r < ROWS; ++r) {
+                const F32 factor = set1(x[r * stride + byte]);
+                for (int v = 0; v < PANEL_VECTORS; ++v) acc[r][v] = fma(factor, w[v], acc[r][v]);
+            }
+        }
+    }
+};
+
+#endif
+
+// Activations as codes: row r, group g at codes + r * stride + g * CODE_GROUP, with its scale and the sum of its codes.
+struct Codes {
+    const CodeWords::Code* codes;
+    const float* scales;   // [rows][groups]
+    const int32_t* sums;   // [rows][groups]
+    int64_t stride, groups;
+
+    Codes from(int64_t row) const {
+        return {codes + row * stride, scales + row * groups, sums + row * groups, stride, groups};
+    }
+};
+
+// c[row][column] (stride PANEL) = the product of the codes of one panel, with the scales of the activations.
+template <int ROWS>
+void code_tile(const Codes& x, const float* words, float* c) {
+    for (int64_t g = 0; g < x.groups; ++g) {
+        CodeWords::Acc acc[ROWS][PANEL_VECTORS];
+        for (int r = 0; r < ROWS; ++r)
+            for (int v = 0; v < PANEL_VECTORS; ++v) acc[r][v] = CodeWords::start(x.sums[r * x.groups + g]);
+        const CodeWords::Code* codes = x.codes + g * CODE_GROUP;
+        for (int64_t i = 0; i < WORDS_PER_GROUP; ++i, words += PANEL, codes += CODES_PER_WORD) {
+            for (int v = 0; v < PANEL_VECTORS; ++v)
+                __builtin_prefetch(words + 16 * PANEL + v * LANES, 0, ROWS <= 4 ? 3 : 2);
+            CodeWords::add<ROWS>(codes, x.stride, words, acc);
+        }
+        for (int r = 0; r < ROWS; ++r) {
+            const F32 scale = set1(x.scales[r * x.groups + g]);
+            for (int v = 0; v < PANEL_VECTORS; ++v) {
+                float* to = c + r * PANEL + v * LANES;
+                store(to, fma(CodeWords::value(acc[r][v]), scale, g == 0 ? zero() : load(to)));
+            }
+        }
+    }
+}
+
+// Rows of activations as codes, in memory of the calling thread that is good until its next call. k: of the weight, a
+// multiple of CODE_GROUP.
+Codes encode(const LinearInput& x, int64_t k);
+
+template <int ROWS = TILE_ROWS>
+void code_tile_of(int rows, const Codes& x, const float* words, float* c) {
+    if (rows == ROWS)
+        code_tile<ROWS>(x, words, c);
+    else if constexpr (ROWS > 1)
+        code_tile_of<ROWS - 1>(rows, x, words, c);
+}
+
+}  // namespace pw::gemm
