@@ -112,8 +112,8 @@ class NativeLinear:
         return out
 
     def argmax(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Column [rows] and value [rows] of each row's largest product, without bias: the first of equal ones; NaN if one
-        was. No product is stored."""
+        """Column [rows] and value [rows] of each row's largest product, without bias: the first of equal ones; NaN if
+        one was. No product is stored."""
         x = self._readable(x)
         largest = np.empty(len(x), LARGEST)
         given = _Input(x.data_ptr(), x.shape[0], x.stride(0), x.dtype == torch.bfloat16)
