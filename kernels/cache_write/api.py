@@ -2,8 +2,9 @@
 
 import torch
 
-from kernels.cache_write import reference
-from kernels.checks import require, same_place
+from kernels.cache_write import native, reference
+from kernels.checks import library_of_packed, require, same_place
+from kernels.kv_layout.api import is_packed, run_shape
 
 
 def cache_write(
@@ -13,7 +14,8 @@ def cache_write(
 
     Args:
         key, value: [num_tokens, num_kv_heads, head_dim].
-        k_cache, v_cache: [num_blocks, num_kv_heads, block_size, head_dim] of one layer, written in place.
+        k_cache, v_cache: [num_blocks, num_kv_heads, block_size, head_dim] of one layer, or packed
+            (kernels/kv_layout); written in place. Packed ones in bfloat16 also take float32, and round it.
         slot_mapping: [num_tokens] int64, `block_id * block_size + offset`; no slot twice. The caller vouches for the
             range: checking it would read the tensor back from the device.
 
@@ -22,10 +24,16 @@ def cache_write(
     """
     shapes = f"key {tuple(key.shape)}, value {tuple(value.shape)}, {tuple(slot_mapping.shape)} slots"
     require(key.dim() == 3 and key.shape == value.shape, f"cache_write: {shapes}")
-    require(k_cache.dim() == 4 and k_cache.shape == v_cache.shape, f"cache_write: cache {tuple(k_cache.shape)}")
-    heads = (k_cache.shape[1], k_cache.shape[3])
-    require(key.shape[1:] == heads, f"cache_write: heads {tuple(key.shape[1:])}, cache has {heads}")
+    num_kv_heads, _, head_dim = run_shape(k_cache)
+    require(k_cache.numel() == v_cache.numel(), f"cache_write: cache {tuple(k_cache.shape)} {tuple(v_cache.shape)}")
+    require(key.shape[1:] == (num_kv_heads, head_dim), f"cache_write: {shapes}, cache {tuple(k_cache.shape)}")
     require(slot_mapping.shape == key.shape[:1], f"cache_write: {shapes}")
     require(slot_mapping.dtype == torch.int64, "cache_write: slot_mapping must be int64")
-    require(same_place(key, value, k_cache, v_cache), "cache_write: tensors differ in dtype or device")
-    reference.cache_write(key, value, k_cache, v_cache, slot_mapping)
+    require(same_place(key, value) and same_place(k_cache, v_cache), "cache_write: tensors differ in dtype or device")
+    if not is_packed(k_cache):
+        require(same_place(key, k_cache), "cache_write: tensors differ in dtype or device")
+        reference.cache_write(key, value, k_cache, v_cache, slot_mapping)
+        return
+    require(key.dtype in (k_cache.dtype, torch.float32), f"cache_write: {key.dtype} to {k_cache.dtype}")
+    library = library_of_packed("cache_write")
+    native.rope_cache_write(library, None, key, value, k_cache, v_cache, slot_mapping)

@@ -4,7 +4,8 @@ Cache layout. One layer's `k_cache` and `v_cache` are views of shape [num_blocks
 The three inner dimensions are contiguous, so that a (block, head) pair is one run of `block_size * head_dim` elements;
 the stride between blocks is free (a multiple of that run) and equal in all layers and in K and V. A token at position p
 of a row lives in block `block_tables[row, p // block_size]` at offset `p % block_size`; its slot is
-`block_id * block_size + offset`. Slots that no token of the row has reached may hold anything, NaN included.
+`block_id * block_size + offset`. Slots that no token of the row has reached may hold anything, NaN included. The C++
+kernels read the packed layout instead, which orders the numbers within a run differently (kernels/kv_layout/api.py).
 
 A step's batch is a sequence of rows, each with `query_len >= 1` new tokens at the end of a context of `context_len`
 tokens (the new ones included, their keys and values already written). Decode is `query_len == 1`, a prefill chunk is
@@ -23,13 +24,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.checks import require, same_place
-from kernels.paged_attention import reference
-from kernels.paged_attention.reference import AttentionBatch
+from kernels.checks import library_of_packed, require, same_place
+from kernels.kv_layout.api import is_packed, run_shape
+from kernels.native.library import level_name
+from kernels.paged_attention import native, reference
 
-__all__ = ["AttentionBatch", "paged_attention", "prepare"]
+__all__ = ["AttentionBatch", "implementation", "paged_attention", "prepare"]
 
 IntArray = npt.NDArray[np.int64]
+
+AttentionBatch = reference.TorchBatch | native.NativeBatch
+"""What `prepare` found out about a step."""
+
+
+def implementation(device: torch.device) -> str:
+    """Name of what computes attention on a device: part of the numerics fingerprint."""
+    return level_name() if device.type == "cpu" else "torch"
 
 
 def prepare(
@@ -47,15 +57,17 @@ def prepare(
     Raises:
         ValueError: shapes do not fit, a row has no query, or a context exceeds the table.
     """
-    require(k_cache.dim() == 4 and k_cache[0].is_contiguous(), "prepare: a block of the cache is not contiguous")
+    require(k_cache.dim() in (4, 5) and k_cache[0].is_contiguous(), "prepare: a block of the cache is not contiguous")
     fits = query_lens.ndim == 1 and query_lens.shape == context_lens.shape
     require(fits, "prepare: one query and one context length per row")
     require(block_tables.dim() == 2 and len(block_tables) == len(query_lens), "prepare: one block table per row")
     if len(query_lens):
         sound = bool((query_lens >= 1).all() and (query_lens <= context_lens).all())
         require(sound, "prepare: 1 <= query_len <= context_len")
-        capacity = block_tables.shape[1] * k_cache.shape[2]
+        capacity = block_tables.shape[1] * run_shape(k_cache)[1]
         require(int(context_lens.max()) <= capacity, f"prepare: a context exceeds the table's {capacity} tokens")
+    if is_packed(k_cache):
+        return native.prepare(query_lens, context_lens, block_tables)
     return reference.prepare(query_lens, context_lens, block_tables, k_cache)
 
 
@@ -83,6 +95,8 @@ def paged_attention(
     Returns:
         [num_tokens, num_heads, head_dim], contiguous.
 
+    A packed cache in bfloat16 also takes float32 queries: the result has the queries' dtype.
+
     Raises:
         ValueError: shapes, dtypes or devices do not fit, or window or soft cap are out of range.
     """
@@ -91,12 +105,38 @@ def paged_attention(
     require(query.dim() == 3, f"paged_attention: query {tuple(query.shape)}")
     queries = query.shape[0]
     require(queries == batch.num_tokens, f"paged_attention: {queries} queries, the batch has {batch.num_tokens}")
+    if isinstance(batch, native.NativeBatch):
+        return _native(query, k_cache, v_cache, batch, scale, window, soft_cap)
     alike = k_cache.shape == v_cache.shape and k_cache.stride() == v_cache.stride()
-    require(alike, "paged_attention: K and V cache differ")
-    num_kv_heads, head_dim = k_cache.shape[1], k_cache.shape[3]
+    require(alike and k_cache.dim() == 4, "paged_attention: K and V cache differ")
+    _require_heads(query, k_cache)
+    require(same_place(query, k_cache, v_cache), "paged_attention: tensors differ in dtype or device")
+    return reference.paged_attention(query, k_cache, v_cache, batch, scale, window, soft_cap)
+
+
+def _native(
+    query: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: native.NativeBatch,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+) -> torch.Tensor:
+    alike = k_cache.numel() == v_cache.numel() and k_cache.stride(0) == v_cache.stride(0)
+    require(alike and is_packed(k_cache) and is_packed(v_cache), "paged_attention: K and V cache differ")
+    _require_heads(query, k_cache)
+    fits = query.dtype in (k_cache.dtype, torch.float32) and k_cache.dtype == v_cache.dtype
+    require(fits and query.device.type == "cpu", "paged_attention: tensors differ in dtype or device")
+    library = library_of_packed("paged_attention")
+    return native.paged_attention(
+        library, query, k_cache, v_cache, batch, scale=scale, soft_cap=soft_cap or 0.0, window=window or 0
+    )
+
+
+def _require_heads(query: torch.Tensor, k_cache: torch.Tensor) -> None:
+    num_kv_heads, _, head_dim = run_shape(k_cache)
     require(
         query.shape[2] == head_dim and query.shape[1] % num_kv_heads == 0,
         f"paged_attention: query {tuple(query.shape)}, cache {tuple(k_cache.shape)}",
     )
-    require(same_place(query, k_cache, v_cache), "paged_attention: tensors differ in dtype or device")
-    return reference.paged_attention(query, k_cache, v_cache, batch, scale, window, soft_cap)

@@ -44,7 +44,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionBatch:
+class TorchBatch:
     """What `prepare` found out about a step."""
 
     num_tokens: int
@@ -54,7 +54,7 @@ class AttentionBatch:
 
 def prepare(
     query_lens: IntArray, context_lens: IntArray, block_tables: torch.Tensor, k_cache: torch.Tensor
-) -> AttentionBatch:
+) -> TorchBatch:
     """See api.prepare."""
     starts = np.cumsum(query_lens) - query_lens
     decode = np.flatnonzero(query_lens == 1)
@@ -68,7 +68,7 @@ def prepare(
         _chunk(int(row), int(starts[row]), int(query_lens[row]), int(context_lens[row]), block_tables, k_cache)
         for row in np.flatnonzero(query_lens > 1)
     )
-    return AttentionBatch(int(query_lens.sum()), groups, chunks)
+    return TorchBatch(int(query_lens.sum()), groups, chunks)
 
 
 def _round_up(blocks: IntArray) -> IntArray:
@@ -125,7 +125,7 @@ def paged_attention(
     query: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    batch: AttentionBatch,
+    batch: TorchBatch,
     scale: float,
     window: int | None,
     soft_cap: float | None,

@@ -2,8 +2,8 @@
 
 import torch
 
-from kernels.checks import require
-from kernels.rms_norm import reference
+from kernels.checks import library_for, require
+from kernels.rms_norm import native, reference
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -11,8 +11,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
     Args:
         x: [num_tokens, hidden].
-        weight: [hidden] on the device of `x`. In the dtype of `x`, the quotient is rounded to it before the product
-            (Llama); in float32, the product is taken in float32 and rounded once (Gemma).
+        weight: [hidden] on the device of `x`. In the dtype of `x`, torch rounds the quotient to it before the product
+            (Llama); in float32, and always by the C++ kernel, the product is taken in float32 and rounded once (Gemma).
         eps: added to the mean square.
 
     Returns:
@@ -24,4 +24,5 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     require(x.dim() == 2 and weight.shape == x.shape[1:], f"rms_norm: x {tuple(x.shape)}, weight {tuple(weight.shape)}")
     sound = weight.dtype in (x.dtype, torch.float32) and weight.device == x.device
     require(sound, "rms_norm: x and weight differ in dtype or device")
-    return reference.rms_norm(x, weight, eps)
+    library = library_for(x)
+    return reference.rms_norm(x, weight, eps) if library is None else native.rms_norm(library, x, weight, eps)

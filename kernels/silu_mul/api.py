@@ -2,7 +2,8 @@
 
 import torch
 
-from kernels.checks import require
+from kernels.checks import library_for, require
+from kernels.gated.native import Gate, gated
 from kernels.silu_mul import reference
 
 
@@ -19,4 +20,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
         ValueError: the last dimension is odd.
     """
     require(gate_up.dim() == 2 and gate_up.shape[1] % 2 == 0, f"silu_mul: gate_up {tuple(gate_up.shape)}")
+    library = library_for(gate_up)
+    if library is not None:
+        return gated(library, gate_up, Gate.SILU)
     return reference.silu_mul(gate_up)

@@ -37,14 +37,12 @@ class PagedCase:
 def _attend(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, soft_cap: float | None
 ) -> torch.Tensor:
-    group = query.shape[0] // keys.shape[1]
-    heads = []
-    for head in range(query.shape[0]):
-        scores = keys[:, head // group].double() @ query[head].double() * scale
-        if soft_cap is not None:
-            scores = soft_cap * (scores / soft_cap).tanh()
-        heads.append(scores.softmax(0) @ values[:, head // group].double())
-    return torch.stack(heads)
+    """[num_heads, head_dim]; query head h reads KV head h // group."""
+    grouped = query.double().view(keys.shape[1], -1, query.shape[1])
+    scores = torch.einsum("kgd,tkd->kgt", grouped, keys.double()) * scale
+    if soft_cap is not None:
+        scores = soft_cap * (scores / soft_cap).tanh()
+    return torch.einsum("kgt,tkd->kgd", scores.softmax(-1), values.double()).reshape(query.shape)
 
 
 def paged_case(

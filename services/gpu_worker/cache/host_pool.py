@@ -54,8 +54,8 @@ class PlainPool:
 
 
 class Int8Pool:
-    """Blocks as int8 codes with one scale per token and head (kernels/kv_codec). Encoded where the cache lies, so that
-    a GPU's bus carries the short form."""
+    """Blocks as int8 codes with one scale per token and head (kernels/kv_codec), in the plain layout. Encoded where the
+    cache lies, so that a GPU's bus carries the short form."""
 
     def __init__(self, cache: KVCache, num_blocks: int) -> None:
         shape = (num_blocks, *cache.data.shape[1:])
@@ -68,7 +68,7 @@ class Int8Pool:
 
     def store(self, cache: KVCache, pairs: IntArray) -> None:
         for source, to, length in _pieces(pairs):
-            codes, scales = encode(cache.data[source : source + length])
+            codes, scales = encode(cache.read(slice(source, source + length)))
             self.codes[to : to + length].copy_(codes, non_blocking=True)
             self.scales[to : to + length].copy_(scales, non_blocking=True)
 
@@ -77,7 +77,7 @@ class Int8Pool:
         for source, to, length in _pieces(pairs):
             codes = self.codes[source : source + length].to(device, non_blocking=True)
             scales = self.scales[source : source + length].to(device, non_blocking=True)
-            cache.data[to : to + length].copy_(decode(codes, scales, cache.data.dtype))
+            cache.write(to, decode(codes, scales, cache.data.dtype))
 
 
 def allocate_pool(cache: KVCache, num_blocks: int, dtype: str = "auto") -> HostPool:

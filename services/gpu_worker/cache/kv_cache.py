@@ -2,45 +2,61 @@
 
 One allocation, block-major: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]. A block is one run of
 memory over all layers, and neighbouring blocks are neighbours in memory: moving a run of blocks is one copy. A layer's
-K and V are views with the block stride that kernels/paged_attention/api.py allows.
+K and V are views with the block stride that kernels/paged_attention/api.py allows. In the packed layout
+(kernels/kv_layout) the two inner dimensions only state the size of a run, not its order.
 """
 
 from dataclasses import dataclass
 
 import torch
 
+from kernels.kv_layout.api import (
+    KVLayout,
+    can_pack,
+    pack_keys,
+    pack_values,
+    unpack_keys,
+    unpack_values,
+    view_keys,
+    view_values,
+)
+from kernels.native.library import current
+from kernels.native.memory import allocate
 from services.gpu_worker.models.config import ModelConfig
 from shared.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """Keys and values of `num_blocks` blocks. Fresh memory is not cleared: no slot counts before it is written."""
+    """Keys and values of `num_blocks` blocks. What fresh memory holds is of no meaning."""
 
     data: torch.Tensor
+    layout: KVLayout = KVLayout.PLAIN
 
     @classmethod
     def allocate(
-        cls, model_config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device | str
+        cls,
+        model_config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        layout: KVLayout | None = None,
     ) -> "KVCache":
-        """Reserve the cache.
+        """Reserve the cache; without a `layout`, in the one that the fastest kernels of the device read.
 
         Raises:
             ConfigError: sizes below one, or the device has no room.
         """
         if num_blocks < 1 or block_size < 1:
             raise ConfigError(f"the KV cache needs at least one block of one token, not {num_blocks} of {block_size}")
-        shape = (
-            num_blocks,
-            model_config.num_layers,
-            2,
-            model_config.num_kv_heads,
-            block_size,
-            model_config.head_dim,
-        )
+        heads, head_dim = model_config.num_kv_heads, model_config.head_dim
+        shape = (num_blocks, model_config.num_layers, 2, heads, block_size, head_dim)
+        if layout is None:
+            layout = best_layout(dtype, block_size, head_dim, torch.device(device))
         try:
-            return cls(torch.empty(shape, dtype=dtype, device=device))
-        except (RuntimeError, MemoryError) as error:
+            return cls(_memory(shape, dtype, torch.device(device)), layout)
+        except (RuntimeError, MemoryError, OverflowError, OSError, ValueError) as error:
             raise ConfigError(f"no room for {num_blocks} KV blocks of {block_size} tokens: {error}") from error
 
     @property
@@ -61,8 +77,38 @@ class KVCache:
         return self.data[0].nbytes
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of one layer, each [num_blocks, num_kv_heads, block_size, head_dim]."""
-        return self.data[:, index, 0], self.data[:, index, 1]
+        """K and V of one layer as kernels take them: [num_blocks, num_kv_heads, block_size, head_dim], or packed."""
+        keys, values = self.data[:, index, 0], self.data[:, index, 1]
+        return (keys, values) if self.layout is KVLayout.PLAIN else (view_keys(keys), view_values(values))
+
+    def read(self, blocks: slice | list[int]) -> torch.Tensor:
+        """Blocks in the plain layout, [count, num_layers, 2, num_kv_heads, block_size, head_dim]; may be a view."""
+        memory = self.data[blocks]
+        if self.layout is KVLayout.PLAIN:
+            return memory
+        keys, values = unpack_keys(view_keys(memory[:, :, 0])), unpack_values(view_values(memory[:, :, 1]))
+        return torch.stack((keys, values), 2)
+
+    def write(self, first: int, plain: torch.Tensor) -> None:
+        """Overwrite the blocks from `first` on; `plain` as `read` gives it."""
+        memory = self.data[first : first + len(plain)]
+        if self.layout is KVLayout.PLAIN:
+            memory.copy_(plain)
+            return
+        pack_keys(plain[:, :, 0], view_keys(memory[:, :, 0]))
+        pack_values(plain[:, :, 1], view_values(memory[:, :, 1]))
+
+
+def best_layout(dtype: torch.dtype, block_size: int, head_dim: int, device: torch.device) -> KVLayout:
+    """Packed on CPUs that have C++ kernels, if the sizes allow it."""
+    packs = device.type == "cpu" and can_pack(dtype, block_size, head_dim) and current() is not None
+    return KVLayout.PACKED if packs else KVLayout.PLAIN
+
+
+def _memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    return allocate(torch.Size(shape).numel() * dtype.itemsize).view(dtype).view(shape)
 
 
 def kv_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

@@ -8,7 +8,7 @@ import torch
 from kernels.cache_write.api import cache_write
 from kernels.gelu_mul.api import gelu_mul
 from kernels.linear.api import pack_linear
-from kernels.paged_attention.api import paged_attention
+from kernels.paged_attention.api import implementation, paged_attention
 from kernels.rms_norm.api import rms_norm
 from kernels.rope.api import rope, rope_tables
 from kernels.silu_mul.api import silu_mul
@@ -61,7 +61,7 @@ class DecoderModel:
     @property
     def fingerprint(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.device.type}-{dtype}-linear:{self._head.name}-attention:torch"
+        return f"{self.device.type}-{dtype}-linear:{self._head.name}-attention:{implementation(self.device)}"
 
     def forward(self, inputs: ForwardInputs, cache: KVCache) -> torch.Tensor:
         self.attention_s = 0.0

@@ -18,7 +18,7 @@ import transformers
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
 from kernels.cache_write.api import cache_write
-from kernels.paged_attention.api import paged_attention
+from kernels.paged_attention.api import implementation, paged_attention
 from services.gpu_worker.cache.kv_cache import KVCache
 from services.gpu_worker.models import trial
 from services.gpu_worker.models.config import ModelConfig
@@ -51,7 +51,7 @@ class TransformersModel:
     def fingerprint(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
         kind = f"transformers:{transformers.__version__}:{self.config.model_type}"
-        return f"{self.device.type}-{dtype}-{kind}-attention:torch"
+        return f"{self.device.type}-{dtype}-{kind}-attention:{implementation(self.device)}"
 
     def forward(self, inputs: ForwardInputs, cache: KVCache) -> torch.Tensor:
         keep = inputs.sample_at

@@ -146,8 +146,8 @@ def test_int8_host_pool_changes_the_kv_within_its_error_and_nothing_else(tiny, m
     driver.step()
     driver.swap_in("a")
     driver.step(chunks={})
-    cache = driver.engine.cache.data
-    before, after = cache[stayed.blocks[:21]], cache[request.blocks[:21]]
+    cache = driver.engine.cache
+    before, after = cache.read(stayed.blocks[:21]), cache.read(request.blocks[:21])
     scales = before.abs().amax(-1, keepdim=True) / 127
     error = (after - before).abs()
     assert error.max() > 0, "it went through the codec"

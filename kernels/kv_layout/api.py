@@ -1,0 +1,87 @@
+"""The two layouts of the paged KV cache.
+
+`PLAIN`, for torch and Triton: one layer's K and V are each [num_blocks, num_kv_heads, block_size, head_dim].
+
+`PACKED`, for the C++ kernels: 32-bit words hold `group` numbers (2 of bfloat16, 1 of float32), and so that vectors of
+words need no sum across their lanes, the run of a (block, kv head) pair is ordered
+
+    K  [num_blocks, num_kv_heads, head_dim / group, block_size, group]     a word: `group` dimensions of one token
+    V  [num_blocks, num_kv_heads, block_size / group, head_dim, group]     a word: one dimension of `group` tokens
+
+The number of dimensions tells the layouts apart. A run takes the same memory in both, so whatever moves whole blocks
+need not know which it is.
+"""
+
+from enum import StrEnum
+
+import torch
+
+from kernels.checks import require
+
+
+class KVLayout(StrEnum):
+    """Order of the numbers within a (block, kv head) run."""
+
+    PLAIN = "plain"
+    PACKED = "packed"
+
+
+def group_size(dtype: torch.dtype) -> int:
+    """Numbers in a 32-bit word; 0 for a type that the packed layout does not know."""
+    return {torch.float32: 1, torch.bfloat16: 2}.get(dtype, 0)
+
+
+def can_pack(dtype: torch.dtype, block_size: int, head_dim: int) -> bool:
+    """Whether runs of this shape divide into whole words."""
+    group = group_size(dtype)
+    return group > 0 and block_size % group == 0 and head_dim % group == 0
+
+
+def is_packed(cache: torch.Tensor) -> bool:
+    """Whether a layer's K or V is in the packed layout."""
+    return cache.dim() == 5
+
+
+def run_shape(k_cache: torch.Tensor) -> tuple[int, int, int]:
+    """(num_kv_heads, block_size, head_dim) of a layer's keys, in either layout."""
+    if is_packed(k_cache):
+        _, num_kv_heads, words, block_size, group = k_cache.shape
+        return num_kv_heads, block_size, words * group
+    return k_cache.shape[1], k_cache.shape[2], k_cache.shape[3]
+
+
+def view_keys(memory: torch.Tensor) -> torch.Tensor:
+    """A layer's memory [..., block_size, head_dim] as packed keys [..., head_dim / group, block_size, group]."""
+    return _view(memory, memory.shape[-1], memory.shape[-2])
+
+
+def view_values(memory: torch.Tensor) -> torch.Tensor:
+    """A layer's memory [..., block_size, head_dim] as packed values [..., block_size / group, head_dim, group]."""
+    return _view(memory, memory.shape[-2], memory.shape[-1])
+
+
+def unpack_keys(packed: torch.Tensor) -> torch.Tensor:
+    """[..., head_dim / group, block_size, group] -> [..., block_size, head_dim], new memory."""
+    return packed.transpose(-3, -2).flatten(-2).contiguous()
+
+
+def unpack_values(packed: torch.Tensor) -> torch.Tensor:
+    """[..., block_size / group, head_dim, group] -> [..., block_size, head_dim], new memory."""
+    return packed.transpose(-2, -1).flatten(-3, -2).contiguous()
+
+
+def pack_keys(plain: torch.Tensor, packed: torch.Tensor) -> None:
+    """Copy keys [..., block_size, head_dim] into `packed`, the view of `view_keys`."""
+    packed.copy_(plain.unflatten(-1, (-1, packed.shape[-1])).transpose(-3, -2))
+
+
+def pack_values(plain: torch.Tensor, packed: torch.Tensor) -> None:
+    """Copy values [..., block_size, head_dim] into `packed`, the view of `view_values`."""
+    packed.copy_(plain.unflatten(-2, (-1, packed.shape[-1])).transpose(-2, -1))
+
+
+def _view(memory: torch.Tensor, grouped: int, other: int) -> torch.Tensor:
+    group = group_size(memory.dtype)
+    fits = group > 0 and grouped % group == 0
+    require(fits, f"packed KV: {tuple(memory.shape)} of {memory.dtype} does not divide into words")
+    return memory.view(*memory.shape[:-2], grouped // group, other, group)
