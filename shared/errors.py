@@ -2,7 +2,8 @@
 
     PagewireError
     ├── InvalidRequest          a client's fault: 4xx, names the field
-    │   └── RequestTooLarge     can never fit the pool
+    │   ├── RequestTooLarge     can never fit the pool
+    │   └── NoSuchResponse      404: no response has this id, or its records are gone
     ├── QueueFull               429
     ├── IdempotencyConflict     409: same key, other body
     ├── Unavailable             503: no leader, no worker, no Redis
@@ -38,6 +39,14 @@ class RequestTooLarge(InvalidRequest):
 
     def __init__(self, message: str, *, param: str | None) -> None:
         super().__init__(message, param=param, code="context_length_exceeded")
+
+
+class NoSuchResponse(InvalidRequest):
+    """No request has this id, or not for this tenant, or its records have expired."""
+
+    def __init__(self, response_id: str) -> None:
+        shown = response_id if len(response_id) <= 128 else response_id[:128] + "…"
+        super().__init__(f"there is no request {shown!r}", param="id", code="request_not_found", status=404)
 
 
 class QueueFull(PagewireError):

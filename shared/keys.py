@@ -57,7 +57,8 @@ class Keys:
         return self.lease("leader")
 
     def request(self, request_id: str) -> str:
-        """Hash: `submission`, `output`, `logprobs`, `log_id`, `seat`, `final`."""
+        """Hash: `submission`, `output`, `logprobs`, `log_id`, `seat`, `final`; that of a response's first request also
+        `head` and `attach`."""
         return self._key("request", request_id)
 
     @property
@@ -67,6 +68,11 @@ class Keys:
     def idempotency(self, tenant: str, key_digest: str) -> str:
         """String with TTL: the request id that a tenant's idempotency key stands for."""
         return self._key("idempotency", tenant, key_digest)
+
+    @property
+    def windows(self) -> str:
+        """Sorted set: response id → Redis time (ms) at which it is given up unless a gateway pushes that ahead."""
+        return self._key("windows")
 
     @property
     def snapshot(self) -> str:

@@ -93,6 +93,22 @@ class Submission(Message, frozen=True, tag=_tag("submission")):
     """For one of several choices (`n`, `best_of`): the id of choice 0. All of a group have the same prompt."""
 
 
+class ResponseHead(Message, frozen=True, tag=_tag("response")):
+    """What one HTTP request consists of; stored in the record of its first request, whose id is also the response's.
+    With the records it is all that a gateway needs to answer in the place of another."""
+
+    request_ids: tuple[str, ...]
+    """Prompt-major; the choices of a prompt lie side by side."""
+    include_usage: bool = False
+    continuous_usage: bool = False
+    created: float = 0.0
+    """Unix time, seconds."""
+    tenant: str = ""
+    num_prompt_tokens: int = 0
+    window_s: float = 0.0
+    """How long it goes on without a client; 0: it is given up as soon as a living gateway sees its client leave."""
+
+
 class Hypothesis(Part, frozen=True):
     """One result of a beam search."""
 
@@ -479,6 +495,8 @@ class RequestOverview(Part, frozen=True):
     row: int = -1
     reason: str = ""
     detail: str = ""
+    num_blocks: int = 0
+    """KV blocks that it holds, shared ones included."""
 
 
 class PoolOverview(Message, frozen=True, tag=_tag("overview")):

@@ -2,15 +2,17 @@
 
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
 import redis
+import redis.asyncio
 
 from shared.errors import ProtocolError
 from shared.keys import Keys
-from shared.messages import Decoder, Final, Submission, encode
+from shared.messages import Decoder, Final, ResponseHead, Submission, encode
 from shared.packing import unpack_float32, unpack_int32
 from shared.streams import START
 
@@ -19,6 +21,7 @@ LIVE_TTL_S = 86_400
 
 _submission: Decoder[Submission] = Decoder(Submission)
 _final: Decoder[Final] = Decoder(Final)
+_head: Decoder[ResponseHead] = Decoder(ResponseHead)
 
 
 class Seat(NamedTuple):
@@ -31,7 +34,8 @@ class Seat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """`output` holds the committed tokens up to `log_id`; `final` is set once the request has ended."""
+    """`output` holds the committed tokens up to `log_id`, which is the log's end of the time of submission at first;
+    `final` is set once the request has ended."""
 
     submission: Submission
     output: "array[int]"
@@ -42,6 +46,8 @@ class RequestRecord:
     """Prompt tokens that the prefix cache held when the request was first admitted, as far as `log_id` tells."""
     logprobs: "array[float]" = field(default_factory=lambda: array("f"))
     """Log-probability of each token of `output`, if `params.with_logprobs`; else empty."""
+    head: ResponseHead | None = None
+    """If it is the first request of a response."""
 
 
 def choice_id(request_id: str, choice: int) -> str:
@@ -84,6 +90,7 @@ def parse_record(raw: dict[bytes, bytes]) -> RequestRecord | None:
             final=final,
             num_cached_tokens=int(raw.get(b"cached", b"0")) if final is None else final.num_cached_tokens,
             logprobs=unpack_float32(raw.get(b"logprobs", b"")),
+            head=_head.decode(raw[b"head"]) if b"head" in raw else None,
         )
     except (ProtocolError, msgspec.MsgspecError, ValueError):
         return None
@@ -92,6 +99,24 @@ def parse_record(raw: dict[bytes, bytes]) -> RequestRecord | None:
 def read_record(client: redis.Redis, keys: Keys, request_id: str) -> RequestRecord | None:
     raw: Any = client.hgetall(keys.request(request_id))
     return parse_record(raw)
+
+
+async def read_head(client: redis.asyncio.Redis, keys: Keys, response_id: str) -> ResponseHead | None:
+    """What a response consists of; None if its record is gone or unreadable."""
+    return next(iter(await read_heads(client, keys, [response_id])), None)
+
+
+async def read_heads(client: redis.asyncio.Redis, keys: Keys, response_ids: Sequence[str]) -> list[ResponseHead]:
+    """Those that are there, in one round trip."""
+    async with client.pipeline(transaction=False) as pipe:
+        for response_id in response_ids:
+            pipe.hget(keys.request(response_id), "head")
+        values: list[Any] = await pipe.execute()
+    heads = []
+    for value in values:
+        with suppress(ProtocolError):
+            heads += [] if value is None else [_head.decode(value)]
+    return heads
 
 
 def read_submissions(client: redis.Redis, keys: Keys, request_ids: Sequence[str]) -> dict[str, Submission]:

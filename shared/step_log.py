@@ -75,6 +75,14 @@ class StepLogFollower:
         if worker.incarnation == seat.incarnation:
             worker.rows[seat.row] = _Row(request_id, committed)
 
+    def place_of(self, request_id: str) -> tuple[int, Seat | None]:
+        """Committed tokens and row of a tracked request now: what another follower at the same entry tracks it by."""
+        for name, worker in self._workers.items():
+            for row, seat in worker.rows.items():
+                if seat.request_id == request_id:
+                    return self._tracked[request_id].committed, Seat(name, worker.incarnation, row)
+        return self._tracked[request_id].committed, None
+
     def untrack(self, request_id: str) -> None:
         """Forget a request."""
         if self._tracked.pop(request_id, None) is not None:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from services.cli.http_api import ServerError, stream_chat
+from services.cli.http_api import stream_chat
+from services.cli.resuming import ServerError
 
 HELP = "/exit ends, /clear forgets the conversation, Ctrl-C stops an answer"
 

@@ -61,20 +61,24 @@ def redis_spec(own: OwnRedis, base: Mapping[str, str]) -> ChildSpec:
     return ChildSpec("redis", "redis", own.command, base, has_lease=False)
 
 
-def gateway_spec(settings: Settings, environment: Mapping[str, str], port: int) -> ChildSpec:
-    """The HTTP service."""
+def gateway_spec(
+    settings: Settings, environment: Mapping[str, str], port: int, index: int = 0, private_port: int = 0
+) -> ChildSpec:
+    """Gateway `index`. With a private port it shares `port` with others."""
+    name = f"gateway-{index}"
     own = {
-        "PAGEWIRE_NAME": "gateway-0",
+        "PAGEWIRE_NAME": name,
         "PAGEWIRE_HOST": settings.host,
         "PAGEWIRE_PORT": str(port),
         "PAGEWIRE_CORS_ORIGINS": ",".join(settings.cors_origin or ()),
     }
+    shared = {"PAGEWIRE_REUSE_PORT": "true", "PAGEWIRE_PRIVATE_PORT": str(private_port)} if private_port else {}
     grace = {"PAGEWIRE_SHUTDOWN_GRACE_S": str(SHUTDOWN_GRACE_S), **_picked(environment, "PAGEWIRE_SHUTDOWN_GRACE_S")}
     return ChildSpec(
         "gateway",
-        "gateway-0",
+        name,
         command("gateway"),
-        {**environment, **own, **grace},
+        {**environment, **own, **shared, **grace},
         stop_timeout_s=_seconds(grace["PAGEWIRE_SHUTDOWN_GRACE_S"]) + 5.0,
     )
 

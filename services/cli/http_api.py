@@ -1,17 +1,12 @@
 """The little of Pagewire's HTTP API that the command line itself calls."""
 
-import json
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
 
-from services.cli.sse import DONE, SseParser
-from shared.errors import PagewireError
-
-
-class ServerError(PagewireError):
-    """The server is unreachable or answered with an error; the message is for people."""
+from services.cli.resuming import ResumingStream, ServerError, message_of
 
 
 def is_ready(url: str) -> str | None:
@@ -41,36 +36,14 @@ def first_model(url: str, api_key: str = "") -> str:
 
 
 def stream_chat(url: str, body: dict[str, Any], api_key: str = "") -> Iterator[str]:
-    """Pieces of the answer as they arrive. Closing the iterator ends the request.
+    """Pieces of the answer as they arrive. Closing the iterator ends the request; the death of a gateway does not.
 
     Raises:
-        ServerError: the server refused, failed, or the stream broke off.
+        ServerError: the server refused, failed, or the stream broke off and did not go on.
     """
-    timeout = httpx.Timeout(10.0, read=None)
-    try:
-        with (
-            httpx.Client(timeout=timeout, headers=_headers(api_key)) as client,
-            client.stream("POST", f"{url}/v1/chat/completions", json={**body, "stream": True}) as response,
-        ):
-            if response.status_code != httpx.codes.OK:
-                response.read()
-                _check(response)
-            yield from _pieces(response)
-    except httpx.HTTPError as error:
-        raise ServerError(f"{url}: {error}") from error
-
-
-def _pieces(response: httpx.Response) -> Iterator[str]:
-    parser = SseParser()
-    for chunk in response.iter_raw():
-        for event in parser.feed(chunk):
-            if event.data == DONE:
-                return
-            message = json.loads(event.data)
-            if message.get("error"):
-                raise ServerError(str(message["error"].get("message", "error")))
-            yield from _texts(message.get("choices") or [])
-    raise ServerError("the stream broke off")
+    with contextlib.closing(iter(ResumingStream(url, "/v1/chat/completions", body, api_key=api_key))) as chunks:
+        for chunk in chunks:
+            yield from _texts(chunk.get("choices") or [])
 
 
 def _texts(choices: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -82,11 +55,7 @@ def _texts(choices: Sequence[dict[str, Any]]) -> Iterator[str]:
 def _check(response: httpx.Response) -> None:
     if response.status_code == httpx.codes.OK:
         return
-    try:
-        message = response.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = response.text[:200]
-    raise ServerError(f"HTTP {response.status_code}: {message}")
+    raise ServerError(f"HTTP {response.status_code}: {message_of(response)}")
 
 
 def _headers(api_key: str) -> dict[str, str]:

@@ -91,19 +91,22 @@ def serve(
 @app.command()
 @reports_errors
 def ps(
-    as_json: Annotated[bool, typer.Option("--json", help="Pids per service as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Pids per service and gateway addresses as JSON.")] = False,
     state_dir: StateDirectory = None,
 ) -> None:
     """List the processes of the `pagewire up` that runs here."""
     from services.cli.state_dir import StateDir
 
     directory = StateDir(load_settings({"state_dir": state_dir}).state_dir)
-    pids = directory.live_pids()
+    pids, state = directory.live_pids(), directory.read()
+    urls = dict(state.gateways) if state is not None else {}
     if as_json:
-        print(json.dumps(pids))
+        print(json.dumps({**pids, "gateway_urls": urls}))
         return
     for service, numbers in pids.items():
         print(f"{service:12}{' '.join(map(str, numbers)) or '-'}")
+    for name, url in urls.items():
+        print(f"{name:12}{url}")
 
 
 @app.command()

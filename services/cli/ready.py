@@ -1,4 +1,4 @@
-"""When is a stack ready: every worker says so in its lease, and the gateway answers its health check."""
+"""When is a stack ready: every worker says so in its lease, and every gateway answers its health check."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,13 +23,15 @@ class Loading:
 
 
 class Readiness:
-    """Follows the workers with these (name, instance) pairs and the gateway at `url`."""
+    """Follows the workers with these (name, instance) pairs and the gateways at `urls`."""
 
-    def __init__(self, client: redis.Redis, keys: Keys, workers: Sequence[tuple[str, str]], url: str) -> None:
+    def __init__(
+        self, client: redis.Redis, keys: Keys, workers: Sequence[tuple[str, str]], urls: Sequence[str]
+    ) -> None:
         self._client = client
         self._keys = keys
         self._workers = workers
-        self._url = url
+        self._urls = urls
         self.reason = "nothing has started yet"
         """Why the stack is not ready, for people."""
 
@@ -54,6 +56,5 @@ class Readiness:
         if behind:
             self.reason = f"{', '.join(behind)} still loading"
             return False
-        reason = is_ready(self._url)
-        self.reason = reason or ""
-        return reason is None
+        self.reason = next((reason for url in self._urls if (reason := is_ready(url))), "")
+        return not self.reason

@@ -53,6 +53,9 @@ class Settings(BaseSettings):
     model: str = option(DEFAULT_MODEL, "Folder with safetensors, .gguf file or hub name.")
     served_model_name: str | None = option(None, "What clients call the model.", shown="from its folder or file")
     workers: int = option(1, "Workers on this machine; cores or GPUs are divided among them.", ge=1, le=256)
+    gateways: int = option(
+        1, "Gateways on this machine, behind one port; each has a port of its own as well.", ge=1, le=64
+    )
     redis_url: str | None = option(
         None, "Redis >= 6.2 (REDIS_URL).", shown="its own, or that of the `pagewire up` here"
     )

@@ -49,6 +49,8 @@ class RunState(msgspec.Struct, frozen=True):
     pool: str
     model: str
     children: tuple[ChildState, ...] = ()
+    gateways: dict[str, str] = {}
+    """Name → the address of that gateway alone, as this machine reaches it."""
 
 
 def process_start_time(pid: int) -> float:

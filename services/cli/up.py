@@ -57,7 +57,7 @@ def up(settings: Settings) -> int:
         try:
             with open_screen() as screen:
                 stack.start(screen)
-            print(f"ready {stack.url}", flush=True)
+            print(stack.addresses, flush=True)
             stack.supervisor.run()
             with contextlib.suppress(OSError):  # the terminal may be gone
                 print("stopping; Ctrl-C again kills at once", file=sys.stderr, flush=True)
@@ -95,6 +95,13 @@ def local_url(host: str, port: int) -> str:
     return serve_url({"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host), port)
 
 
+def _gateway_urls(settings: Settings, port: int) -> dict[str, str]:
+    """Name → address of each gateway alone. A single one has no port besides the one that clients know."""
+    count = settings.gateways
+    ports = [port] if count == 1 else [check_port(settings.host, 0) for _ in range(count)]
+    return {f"gateway-{index}": local_url(settings.host, own) for index, own in enumerate(ports)}
+
+
 class Stack:
     """The processes of one `pagewire up`."""
 
@@ -121,6 +128,7 @@ class Stack:
             redis_url="",
             pool=settings.pool,
             model=settings.model,
+            gateways=_gateway_urls(settings, port),
         )
         self._closing = contextlib.ExitStack()
         self._screen: Screen | None = None
@@ -137,6 +145,12 @@ class Stack:
     def url(self) -> str:
         """The address as it is told to people."""
         return self._run_state.url
+
+    @property
+    def addresses(self) -> str:
+        """For people and programs: each gateway's own address if there are several, then `ready` and the shared one."""
+        own = [f"{name} {url}" for name, url in self._run_state.gateways.items()]
+        return "\n".join([*(own if len(own) > 1 else []), f"ready {self.url}"])
 
     # ------------------------------------------------------------ start
 
@@ -186,13 +200,16 @@ class Stack:
         self.supervisor.start(composition.scheduler_spec(environment))
         specs = [composition.worker_spec(environment, index, settings.workers) for index in range(settings.workers)]
         children = [self.supervisor.start(spec) for spec in specs]
-        self.supervisor.start(composition.gateway_spec(settings, environment, self._port))
+        for index, url in enumerate(self._run_state.gateways.values()):
+            own_port = int(url.rpartition(":")[2])
+            private_port = own_port if settings.gateways > 1 else 0
+            self.supervisor.start(composition.gateway_spec(settings, environment, self._port, index, private_port))
         return [(child.spec.name, child.instance) for child in children]
 
     def _await_ready(self, redis_url: str, workers: list[tuple[str, str]], screen: Screen) -> None:
         client = connect(redis_url, timeout_s=2.0)
         self._closing.callback(client.close)
-        readiness = Readiness(client, self._keys, workers, self._run_state.local_url)
+        readiness = Readiness(client, self._keys, workers, tuple(self._run_state.gateways.values()))
         deadline = time.monotonic() + self._settings.start_timeout_s
         while True:
             states = readiness.workers()

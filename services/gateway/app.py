@@ -7,7 +7,7 @@ from typing import TypedDict
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
-from services.gateway.http import errors, operations, routes
+from services.gateway.http import errors, operations, requests, routes
 from services.gateway.http.context import RequestContext
 from services.gateway.settings import Settings
 from services.gateway.state import GatewayState, open_gateway
@@ -31,6 +31,7 @@ def create_app(settings: Settings, tokenizer: TextTokenizer, on_fatal: Callable[
 
     app = FastAPI(title="Pagewire", lifespan=lifespan, redirect_slashes=False)
     app.include_router(routes.router)
+    app.include_router(requests.router)
     app.include_router(operations.router)
     errors.install(app)
     app.add_middleware(RequestContext)
@@ -38,7 +39,7 @@ def create_app(settings: Settings, tokenizer: TextTokenizer, on_fatal: Callable[
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.cors_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )

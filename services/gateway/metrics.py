@@ -29,8 +29,14 @@ class Metrics:
         self._model = model
         success = self._counter(prefix, "request_success", "Requests that ended, by finish reason", "finished_reason")
         aborted = self._counter(prefix, "requests_aborted", "Requests given up before their end", "reason")
+        detached = self._counter(
+            prefix, "requests_detached", "Requests that went on for their window without a client", "reason"
+        )
+        self._resumed = self._counter(
+            prefix, "requests_resumed", "Streams over a request that was there before"
+        ).labels(model)
         errors = self._counter(prefix, "request_errors", "Requests answered by an error, by code", "code")
-        self._success, self._aborted, self._errors = success, aborted, errors
+        self._success, self._aborted, self._errors, self._detached = success, aborted, errors, detached
         self.prompt_tokens = self._counter(prefix, "prompt_tokens", "Prompt tokens of accepted requests").labels(model)
         self.cached_tokens = self._counter(prefix, "prompt_tokens_cached", "Of them, cached ones").labels(model)
         self.generation_tokens = self._counter(prefix, "generation_tokens", "Output tokens that count").labels(model)
@@ -75,6 +81,14 @@ class Metrics:
     def aborted(self, cause: str) -> None:
         """One HTTP request was given up."""
         self._aborted.labels(self._model, cause).inc()
+
+    def detached(self, cause: str) -> None:
+        """One HTTP request goes on without its client."""
+        self._detached.labels(self._model, cause).inc()
+
+    def resumed(self) -> None:
+        """A client took a request up that another stream had served."""
+        self._resumed.inc()
 
     def failed(self, code: str) -> None:
         """One HTTP request was answered by an error."""

@@ -24,6 +24,7 @@ def _example() -> Metrics:
     metrics = Metrics("", "", lambda: PoolView(0.0, workers=(worker,), stats=stats), lambda: 0)
     metrics.finished("")
     metrics.aborted("")
+    metrics.detached("")
     metrics.failed("")
     return metrics
 

@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -13,6 +15,7 @@ from services.gateway.app import create_app
 from services.gateway.settings import Settings
 from services.gateway.state import GatewayState
 from services.gateway.text.tokenizer import TextTokenizer
+from shared.errors import ConfigError
 
 BACKLOG = 2048
 BACKSTOP_S = 5
@@ -41,7 +44,7 @@ class GatewayServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.begin_exit)
-        await self.serve()
+        await self.serve(open_sockets(self._settings))
         # uvicorn does not raise when the application cannot start
         return self.exit_code if self.lifespan.should_exit is False else 1
 
@@ -71,6 +74,41 @@ class GatewayServer(uvicorn.Server):
         gateway = self._gateway()
         if gateway is not None:
             gateway.engine.reader.fail_all("internal_error", "this gateway failed")
+
+
+def open_sockets(settings: Settings) -> list[socket.socket]:
+    """The port that clients know, maybe shared with other gateways, and the private one, if there is one.
+
+    Raises:
+        ConfigError: a port is in use.
+    """
+    ports = [(settings.port, settings.reuse_port)]
+    ports += [(settings.private_port, False)] if settings.private_port else []
+    sockets: list[socket.socket] = []
+    port = settings.port
+    try:
+        for port, is_shared in ports:
+            family, kind, _, _, address = socket.getaddrinfo(
+                settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            sockets.append(_bound(socket.socket(family, kind), address, is_shared))
+    except OSError as error:
+        for each in sockets:
+            each.close()
+        raise ConfigError(f"cannot listen on {settings.host} port {port}: {error.strerror or error}") from error
+    return sockets
+
+
+def _bound(sock: socket.socket, address: Any, is_shared: bool) -> socket.socket:
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind(address)
+        return sock
+    except OSError:
+        sock.close()
+        raise
 
 
 def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:

@@ -19,6 +19,10 @@ class Settings(BaseSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
+    reuse_port: bool = False
+    """Share the port with other gateways on this machine: the kernel divides the connections among them."""
+    private_port: int = Field(0, ge=0, le=65535)
+    """One more port, of this gateway alone; 0: none."""
     redis_url: str = "redis://127.0.0.1:6379/0"
     pool: str = "default"
     model: Path
@@ -37,6 +41,8 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024)
     metrics_prefix: str = Field("pagewire:", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")
     record_ttl_s: int = Field(LIVE_TTL_S, ge=60)
+    resume_window_s: float = Field(60.0, ge=1, le=3600)
+    """A request goes on this long without a gateway, or without its client if that asked for it."""
     text_threads: int = Field(2, ge=1)
     """Threads that parse, render and tokenize."""
     ping_interval_s: float = Field(10.0, gt=0)

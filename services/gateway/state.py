@@ -10,15 +10,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from services.gateway.background import Background
 from services.gateway.cancelling import cancel_and_wait
 from services.gateway.health import PoolMonitor, Readiness
 from services.gateway.metrics import Metrics
 from services.gateway.settings import Settings
+from services.gateway.streams.custody import Custody
 from services.gateway.streams.generation import Engine
 from services.gateway.streams.intake import Intake
 from services.gateway.streams.reader import StepLogReader
 from services.gateway.text.tokenizer import TextTokenizer
 from services.gateway.tracing import Tracing
+from shared.errors import Unavailable
 from shared.keys import Keys
 from shared.leases import LeaseKeeper, new_instance
 from shared.limits import Limits
@@ -73,6 +76,14 @@ class GatewayState:
         limits = self.monitor.admit(reader_started=self.engine.reader.is_started)
         return replace(limits, max_model_len=self.max_model_len)
 
+    def require_reader(self) -> None:
+        """
+        Raises:
+            Unavailable: the log cannot be read yet.
+        """
+        if not self.engine.reader.is_started:
+            raise Unavailable("this gateway is starting", reason="starting")
+
     async def in_text_pool(self, function: Callable[..., T], *args: Any) -> T:
         """Run heavy text work outside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self.text_pool, function, *args)
@@ -98,19 +109,21 @@ async def open_gateway(
     metrics = Metrics(settings.metrics_prefix, settings.model_names[0], lambda: monitor.view, lambda: reader.num_live)
     tracing = Tracing(settings.trace_exporter)
     text_pool = ThreadPoolExecutor(settings.text_threads, "text")
+    custody, background = Custody(client, keys), Background()
     state = GatewayState(
         settings=settings,
-        engine=Engine(reader, intake, metrics, tokenizer, text_pool),
+        engine=Engine(reader, intake, metrics, custody, background, tokenizer, text_pool),
         monitor=monitor,
         tracing=tracing,
         lease=LeaseKeeper(settings.redis_url, keys, _lease(settings)).start(),
         text_pool=text_pool,
         started=time.time(),
     )
-    tasks = [_background(run(), on_fatal) for run in (monitor.run, reader.run, intake.run)]
+    tasks = [_background(run(), on_fatal) for run in (monitor.run, reader.run, intake.run, custody.run)]
     try:
         yield state
     finally:
+        await background.close()
         await _flush(intake)
         await cancel_and_wait(*tasks)
         await asyncio.to_thread(state.lease.stop)

@@ -1,4 +1,5 @@
-"""The four scripts that change shared state, behind typed functions. Their rules are in infra/protocol.md, "Fence"."""
+"""The scripts that change shared state, behind typed functions. Their rules are in infra/protocol.md, "Fence"; that of
+`attach` is in `attachments.py`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from redis.exceptions import NoScriptError
 from shared.channel import Channel
 from shared.errors import IdempotencyConflict, QueueFull
 from shared.keys import Keys
-from shared.messages import Lease, Submission, Submit, WorkerFenced, encode
+from shared.messages import Lease, ResponseHead, Submission, Submit, WorkerFenced, encode
 
 
 class _Script:
@@ -241,10 +242,13 @@ async def submit(
     idempotency_digest: str = "",
     body_digest: str = "",
     idempotency_ttl_s: int = 86_400,
+    head: ResponseHead | None = None,
+    window_s: float = 0.0,
 ) -> Submitted:
     """Queue all `submissions` or none, atomically. Safe to repeat with the same ones.
 
-    The first one's id stands for all of them; each counts by itself against the queue's caps.
+    The first one's id stands for all of them; each counts by itself against the queue's caps. With a `head` they are a
+    response that is given up unless somebody answers for it within `window_s`.
 
     Raises:
         QueueFull: a queue cap is reached.
@@ -253,8 +257,8 @@ async def submit(
     first = submissions[0]
     claim = f"{body_digest}|{first.request_id}" if idempotency_digest else ""
     names = [keys.intake, keys.limits, keys.idempotency(first.tenant, idempotency_digest or "-")]
-    names += [keys.request(s.request_id) for s in submissions]
-    args: list[Any] = [ttl_s, claim, idempotency_ttl_s]
+    names += [keys.windows, keys.steps, *(keys.request(s.request_id) for s in submissions)]
+    args: list[Any] = [ttl_s, claim, idempotency_ttl_s, "" if head is None else encode(head), int(window_s * 1000)]
     for s in submissions:
         args += [s.request_id, encode(s), encode(Submit(request_id=s.request_id)), len(s.prompt_tokens) // 4]
     answer: Any

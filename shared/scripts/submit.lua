@@ -1,10 +1,10 @@
 -- Accepts one or more requests together, or says why not; nothing is queued unless everything is.
--- KEYS: intake, limits, idempotency, then the record of each request
--- ARGV: record ttl s, idempotency value to store ('' = no key), idempotency ttl s,
+-- KEYS: intake, limits, idempotency, windows, step log, then the record of each request
+-- ARGV: record ttl s, idempotency value to store ('' = no key), idempotency ttl s, response head ('' = none), window ms,
 --       then of each request: id, submission, Submit entry, prompt tokens
 -- Answers {status, detail}: ACCEPTED id of the first | DUPLICATE id | CONFLICT id | FULL field
-local ttl, claim, claim_ttl = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
-local FIRST_KEY, FIRST_ARG, WIDTH = 4, 4, 4
+local ttl, claim, claim_ttl, head, window = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
+local FIRST_KEY, FIRST_ARG, WIDTH = 6, 6, 4
 local count = #KEYS - FIRST_KEY + 1
 local function key(i) return KEYS[FIRST_KEY + i] end
 local function arg(i, part) return ARGV[FIRST_ARG + WIDTH * i + part] end
@@ -45,9 +45,17 @@ if number(6) > 0 and queued > 0 and queued_tokens + prompt_tokens > number(6) th
 if claim ~= '' then redis.call('SET', KEYS[3], claim, 'EX', claim_ttl) end
 redis.call('HINCRBY', KEYS[2], 'submitted', count)
 redis.call('HINCRBY', KEYS[2], 'submitted_tokens', prompt_tokens)
+-- Whoever takes a request over reads the log from here on: its tokens are still to come.
+local tail = redis.call('XREVRANGE', KEYS[5], '+', '-', 'COUNT', 1)
+local log_id = tail[1] and tail[1][1] or '0-0'
 for i = 0, count - 1 do
-  redis.call('HSET', key(i), 'submission', arg(i, 1))
+  redis.call('HSET', key(i), 'submission', arg(i, 1), 'log_id', log_id)
   redis.call('EXPIRE', key(i), ttl)
   redis.call('XADD', KEYS[1], '*', 'm', arg(i, 2))
+end
+if head ~= '' then
+  redis.call('HSET', key(0), 'head', head)
+  local now = redis.call('TIME')
+  redis.call('ZADD', KEYS[4], now[1] * 1000 + math.floor(now[2] / 1000) + window, request_id)
 end
 return {'ACCEPTED', request_id}

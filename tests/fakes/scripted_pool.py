@@ -173,6 +173,11 @@ class ScriptedPool:
     def resume(self) -> None:
         self._paused.clear()
 
+    def fold(self) -> None:
+        """Fold what has been committed into the records, as a leader does every few seconds. Only while all is held."""
+        for name, worker in self._workers.items():
+            self._fold(name, worker)
+
     def messages(self, kind: type[Any]) -> list[Any]:
         """Intake messages of one type, so far."""
         return [m for m in list(self.intake) if isinstance(m, kind)]

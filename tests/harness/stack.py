@@ -93,6 +93,11 @@ class Stack:
         command = [sys.executable, "-m", "services.cli", "ps", "--json", "--state-dir", str(self.state_dir)]
         return dict(json.loads(subprocess.run(command, check=True, capture_output=True, timeout=30).stdout))
 
+    def gateway_urls(self) -> list[str]:
+        """The address of each gateway alone."""
+        state = json.loads((self.state_dir / "state.json").read_text())
+        return list(state["gateways"].values())
+
     def wait_pids(self, service: str, seconds: float = 30.0) -> list[int]:
         """The service's processes, as soon as there is one."""
         deadline = time.monotonic() + seconds

@@ -6,7 +6,8 @@ themselves.
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,10 @@ from starlette.types import Receive, Scope, Send
 from services.gateway.cancelling import cancel_and_wait
 from services.gateway.http import sse
 from services.gateway.http.errors import error_body, internal_message, log_failure
+from services.gateway.http.event_ids import Received
 from services.gateway.http.shapes import Shape, usage
 from services.gateway.streams.generation import Generation, GenerationFailed
+from services.gateway.streams.intake import AlreadySubmitted
 from services.gateway.streams.sequences import Progress
 
 
@@ -32,16 +35,36 @@ class StreamOptions:
     continuous_usage: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is answered, and from where on."""
+
+    generation: Generation
+    shape: Shape
+    options: StreamOptions
+    received: Received
+
+
+Reopen = Callable[[str], Awaitable[Answer]]
+"""Opens the request that an idempotency key stands for, by its id."""
+
+
 class GenerationResponse(Response):
     """Runs one generation while it answers."""
 
     background = None
 
-    def __init__(self, generation: Generation, shape: Shape, span: Span, request_id: str) -> None:
-        self._generation = generation
-        self._shape = shape
+    def __init__(self, answer: Answer, span: Span, request_id: str, reopen: Reopen) -> None:
+        self._take(answer)
         self._span = span
         self._request_id = request_id
+        self._reopen = reopen
+
+    def _take(self, answer: Answer) -> None:
+        self._generation = answer.generation
+        self._shape = answer.shape
+        self._options = answer.options
+        self._received = answer.received
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -56,6 +79,15 @@ class GenerationResponse(Response):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         raise NotImplementedError
+
+    async def _enter(self, stack: AsyncExitStack, scope: Scope) -> Generation:
+        """Submit; or go on with the request that was submitted under the same key before, which gives its id."""
+        try:
+            return await stack.enter_async_context(self._generation)
+        except AlreadySubmitted as known:
+            self._take(await self._reopen(known.response_id))
+            self._request_id = scope["state"]["request_id"] = known.response_id
+            return await stack.enter_async_context(self._generation)
 
     async def _until_disconnect(self, work: Coroutine[Any, Any, None], receive: Receive) -> None:
         """Run `work`; give it up when the client leaves.
@@ -81,7 +113,8 @@ class WholeResponse(GenerationResponse):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         texts: dict[int, list[str]] = {}
         ends: dict[int, Progress] = {}
-        async with self._generation as generation:
+        async with AsyncExitStack() as stack:
+            generation = await self._enter(stack, scope)
             while not generation.is_done:
                 for progress in await generation.next():
                     texts.setdefault(progress.choice, []).append(progress.text)
@@ -99,26 +132,17 @@ class StreamResponse(GenerationResponse):
     for a complete one.
     """
 
-    def __init__(
-        self,
-        generation: Generation,
-        shape: Shape,
-        span: Span,
-        request_id: str,
-        *,
-        options: StreamOptions,
-        ping_interval_s: float,
-    ) -> None:
-        super().__init__(generation, shape, span, request_id)
-        self._options = options
+    def __init__(self, answer: Answer, span: Span, request_id: str, reopen: Reopen, *, ping_interval_s: float) -> None:
+        super().__init__(answer, span, request_id, reopen)
         self._ping_interval_s = ping_interval_s
-        self._counts = [0] * generation.num_choices
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._generation as generation:
+        async with AsyncExitStack() as stack:
+            generation = await self._enter(stack, scope)
             await send({"type": "http.response.start", "status": 200, "headers": list(sse.HEADERS)})
             try:
-                await _write(send, self._openings())
+                if self._received.is_nothing:
+                    await _write(send, self._openings())
                 await self._follow(generation, send)
             except Exception as error:
                 await _write(send, self._error(error))
@@ -131,19 +155,23 @@ class StreamResponse(GenerationResponse):
         last_sent = time.monotonic()
         while not generation.is_done:
             news = await generation.next(self._ping_interval_s)
-            events = b"".join(self._event(p) for p in news if p.text or p.finish_reason is not None)
+            events = b"".join(self._event(p) for p in news if self._is_news(p))
             if not events and time.monotonic() - last_sent >= self._ping_interval_s:
                 events = sse.PING
             if events:
                 last_sent = time.monotonic()
                 await _write(send, events)
 
+    def _is_news(self, progress: Progress) -> bool:
+        return not self._received.ended[progress.choice] and bool(progress.text or progress.finish_reason)
+
     def _openings(self) -> bytes:
-        chunks = [self._shape.opening(index) for index in range(len(self._counts))]
+        chunks = [self._shape.opening(index) for index in range(len(self._received.counts))]
         return b"".join(self._encode(chunk) for chunk in chunks if chunk is not None)
 
     def _event(self, progress: Progress) -> bytes:
-        self._counts[progress.choice] = progress.num_tokens
+        self._received.counts[progress.choice] = progress.num_tokens
+        self._received.ended[progress.choice] = progress.finish_reason is not None
         return self._encode(self._shape.chunk(progress))
 
     def _encode(self, chunk: dict[str, Any]) -> bytes:
@@ -151,17 +179,18 @@ class StreamResponse(GenerationResponse):
             chunk["usage"] = self._usage()
         elif self._options.include_usage:
             chunk["usage"] = None
-        return sse.event(chunk, sse.event_id(self._counts))
+        return sse.event(chunk, self._received.event_id)
 
     def _usage(self) -> dict[str, Any]:
         generation = self._generation
-        return usage(generation.num_prompt_tokens, sum(self._counts), generation.num_cached_tokens)
+        return usage(generation.num_prompt_tokens, sum(self._received.counts), generation.num_cached_tokens)
 
     def _closing(self) -> bytes:
-        if not self._options.include_usage:
+        if not self._options.include_usage or self._received.has_usage:
             return sse.DONE
         chunk = {**self._shape.bare_chunk(), "usage": self._usage()}
-        return sse.event(chunk, sse.event_id(self._counts)) + sse.DONE
+        self._received.has_usage = True
+        return sse.event(chunk, self._received.event_id) + sse.DONE
 
     def _error(self, error: Exception) -> bytes:
         self._span.set_status(Status(StatusCode.ERROR, type(error).__name__))

@@ -4,6 +4,7 @@ import random
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,18 +13,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.http.body import parse_json, read_body
-from services.gateway.http.responses import GenerationResponse, StreamOptions, StreamResponse, WholeResponse
-from services.gateway.http.shapes import ChatShape, CompletionShape, Shape
+from services.gateway.http.event_ids import Received
+from services.gateway.http.responses import Answer, GenerationResponse, StreamOptions, StreamResponse, WholeResponse
+from services.gateway.http.resuming import Wish, body_digest, open_response, read_wish
+from services.gateway.http.shapes import shape_of
 from services.gateway.http.tenants import tenant_of
 from services.gateway.requests import bodies
 from services.gateway.requests.bodies import ChatBody, CompletionBody
 from services.gateway.requests.submissions import build_submissions
 from services.gateway.state import GatewayState
+from services.gateway.streams.custody import Attachment
 from services.gateway.streams.generation import Generation
+from services.gateway.streams.intake import Claim
 from services.gateway.tracing import traceparent
 from shared.errors import InvalidRequest
 from shared.limits import Limits
-from shared.messages import Submission
+from shared.messages import ResponseHead, Submission
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
 _seeds = random.SystemRandom()
@@ -73,18 +78,28 @@ async def _serve(request: Request, kind: type[Body], request_id: str) -> Generat
     request.scope["state"]["request_id"] = request_id
     gateway: GatewayState = request.state.gateway
     tenant = tenant_of(request.headers, gateway.settings.tenant_header)
+    wish = read_wish(request.headers, gateway.settings.resume_window_s)
     data = await read_body(request.receive, request.headers, gateway.settings.max_body_bytes)
     limits = gateway.admit()
     span = gateway.tracing.start_request(request.url.path, request_id, request.headers)
     try:
-        body, submissions = await gateway.in_text_pool(
+        body, submissions, digest = await gateway.in_text_pool(
             _prepare, gateway, kind, data, limits, request_id, created, tenant, traceparent(span)
         )
     except BaseException:
         span.end()
         raise
-    generation = Generation(gateway.engine, submissions, started_at)
-    return _response(gateway, body, generation, _shape(body, submissions, request_id), span, request_id)
+    claim = Claim(wish.key_digest, digest) if wish.key_digest else None
+    answer = _answer(gateway, body, submissions, wish, claim, started_at)
+
+    async def reopen(response_id: str) -> Answer:
+        # A body that does not stream is told as a whole, whatever the client has.
+        rest = wish if body.stream else replace(wish, last_event_id=None)
+        return await open_response(gateway, response_id, tenant, rest, started_at)
+
+    if not body.stream:
+        return WholeResponse(answer, span, request_id, reopen)
+    return StreamResponse(answer, span, request_id, reopen, ping_interval_s=gateway.settings.ping_interval_s)
 
 
 def _prepare(
@@ -96,10 +111,11 @@ def _prepare(
     created: float,
     tenant: str,
     trace: str,
-) -> tuple[Body, list[Submission]]:
+) -> tuple[Body, list[Submission], str]:
     """Bytes to checked submissions: parse, validate, render, tokenize. Runs in the text threads."""
-    body = bodies.read_body(kind, parse_json(data))
-    return body, build_submissions(
+    parsed = parse_json(data)
+    body = bodies.read_body(kind, parsed)
+    submissions = build_submissions(
         body,
         gateway.engine.tokenizer,
         limits,
@@ -110,26 +126,36 @@ def _prepare(
         tenant=tenant,
         traceparent=trace,
     )
+    return body, submissions, body_digest(kind.__name__, parsed)
 
 
-def _shape(body: Body, submissions: Sequence[Submission], request_id: str) -> Shape:
-    first = submissions[0]
-    kind = ChatShape if isinstance(body, ChatBody) else CompletionShape
-    return kind(request_id, first.model, int(first.created))
-
-
-def _response(
-    gateway: GatewayState, body: Body, generation: Generation, shape: Shape, span: Any, request_id: str
-) -> GenerationResponse:
-    if not body.stream:
-        return WholeResponse(generation, shape, span, request_id)
-    wanted = body.stream_options
+def _answer(
+    gateway: GatewayState,
+    body: Body,
+    submissions: Sequence[Submission],
+    wish: Wish,
+    claim: Claim | None,
+    started_at: float,
+) -> Answer:
+    """A new request's."""
+    wanted, is_resumable = body.stream_options, wish.is_resumable or bool(body.background)
     options = StreamOptions(
         include_usage=bool(wanted and wanted.include_usage),
         continuous_usage=bool(wanted and wanted.continuous_usage_stats),
     )
-    ping_interval_s = gateway.settings.ping_interval_s
-    return StreamResponse(generation, shape, span, request_id, options=options, ping_interval_s=ping_interval_s)
+    first = submissions[0]
+    head = ResponseHead(
+        request_ids=tuple(s.request_id for s in submissions),
+        include_usage=options.include_usage,
+        continuous_usage=options.continuous_usage,
+        created=first.created,
+        tenant=first.tenant,
+        num_prompt_tokens=sum(len(s.prompt_tokens) // 4 for s in submissions if s.group in ("", s.request_id)),
+        window_s=wish.window_s if is_resumable else 0.0,
+    )
+    attachment = Attachment(first.request_id, wish.window_s, is_resumable=is_resumable)
+    generation = Generation(gateway.engine, submissions, head, attachment, started_at, claim)
+    return Answer(generation, shape_of(first), options, Received.nothing(generation.num_choices))
 
 
 # ---------------------------------------------------------------- models

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from services.gateway.streams.sequences import Progress
+from shared.messages import Submission
 
 Json = dict[str, Any]
 
@@ -110,3 +111,9 @@ class CompletionShape:
         if progress.finish_reason is not None:
             choice["stop_reason"] = progress.stop_reason
         return choice
+
+
+def shape_of(first: Submission) -> Shape:
+    """How a response is written: as its first request says, whose id is the response's."""
+    kind = ChatShape if first.kind == "chat" else CompletionShape
+    return kind(first.request_id, first.model, int(first.created))

@@ -1,6 +1,5 @@
 """Server-sent events: one `data:` line of JSON each, behind an `id:` line that says what has been delivered."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -20,11 +19,6 @@ HEADERS = [
 ]
 
 _encoder = msgspec.json.Encoder()
-
-
-def event_id(counts: Sequence[int]) -> bytes:
-    """Committed tokens delivered per choice: `17`, or `17,15` for two."""
-    return b",".join(b"%d" % count for count in counts)
 
 
 def event(data: dict[str, Any], identity: bytes | None = None) -> bytes:

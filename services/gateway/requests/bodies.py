@@ -79,6 +79,9 @@ class GenerationBody(BaseModel):
     cache_salt: Annotated[Text, Field(max_length=MAX_CACHE_SALT)] | None = None
     """Cached prompts are shared only among requests with the same salt."""
 
+    background: bool | None = None
+    """Go on for the resume window when the client leaves."""
+
     user: Text | None = None
     metadata: Any = None
     prompt_cache_key: Any = None

@@ -38,8 +38,8 @@ def build_submissions(
 ) -> list[Submission]:
     """One submission per candidate, prompt-major; a beam search is one submission.
 
-    The id of the first candidate of a prompt is `request_id`, or `<request_id>-<i>` if there are several prompts; those
-    of the others follow from it (`choice_id`).
+    The id of the first candidate of the first prompt is `request_id`, that of another prompt `<request_id>-<i>`; those
+    of the other candidates follow from it (`choice_id`).
 
     Heavy on the CPU (tokenizing releases the GIL): call it outside the event loop.
 
@@ -60,7 +60,7 @@ def build_submissions(
         room = context_with_beams(body, len(tokens), context, limits)
         max_tokens = _max_tokens(body, len(tokens), room, field)
         first = Submission(
-            request_id=request_id if len(prompts) == 1 else f"{request_id}-{index}",
+            request_id=f"{request_id}-{index}" if index else request_id,
             model=model,
             kind=kind,
             created=created,

@@ -1,4 +1,9 @@
-"""One HTTP request's sequences, from submission to their ends."""
+"""One HTTP request's sequences, from their submission, or from where another stream over them left off, to their ends.
+
+    client here                  client left                     nobody
+┌─ Custody pushes ─┐    ┌─ this gateway goes on alone ─┐    ┌─ the window runs out ─┐
+submit/adopt ──────▶ leave ───────────────────────────▶ … ─▶ aborted by any gateway
+"""
 
 import asyncio
 import logging
@@ -9,18 +14,24 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+from services.gateway.background import Background
 from services.gateway.metrics import Metrics
 from services.gateway.output.answers import answers_of
 from services.gateway.output.output_function import Delta, OutputFunction
 from services.gateway.streams.channel import Ending, TokenChannel
-from services.gateway.streams.intake import Intake
+from services.gateway.streams.custody import Attachment, Custody
+from services.gateway.streams.intake import AlreadySubmitted, Claim, End, Intake, Leave
 from services.gateway.streams.reader import StepLogReader
 from services.gateway.streams.sequences import News, Progress, Prompt, RunningSequence
 from services.gateway.text.tokenizer import TextTokenizer
-from shared.errors import IdempotencyConflict, PagewireError, QueueFull
-from shared.messages import FinishReason, Submission
+from shared.errors import IdempotencyConflict, InvalidRequest, NoSuchResponse, PagewireError, QueueFull, Unavailable
+from shared.messages import Abort, FinishReason, ResponseHead, Stop, Submission
+from shared.redis_client import RedisFailure
+from shared.scripts.attachments import adopt
 
 _STATUS = {"generation_failed": 500, "rejected": 400}
+_GATEWAY_ENDS = ("cancelled", "shutting_down")
+"""Causes that are no fault of the request: its client may go on with it at another gateway."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +53,8 @@ class Engine:
     reader: StepLogReader
     intake: Intake
     metrics: Metrics
+    custody: Custody
+    background: Background
     tokenizer: TextTokenizer
     text_pool: Executor
     """For text work that is too long for the event loop."""
@@ -49,7 +62,8 @@ class Engine:
 
 @dataclass(slots=True)
 class Generation:
-    """`async with` submits every sequence and, at the end, aborts those that have not ended.
+    """`async with` submits every sequence, or adopts those of an earlier request, and leaves them at the end: what has
+    not ended then is aborted, or goes on for its window.
 
     `cause` names why, for the scheduler and the metric, if the block is left early without an exception that tells.
     """
@@ -57,8 +71,13 @@ class Generation:
     engine: Engine
     submissions: Sequence[Submission]
     """Prompt-major; those with the same `group` are the choices, or candidates, of one prompt."""
+    head: ResponseHead
+    attachment: Attachment
     started_at: float
     """`time.monotonic()` at which the request arrived."""
+    claim: Claim | None = None
+    is_resumed: bool = False
+    """Adopt what was submitted before, instead of submitting."""
     cause: str = "cancelled"
     _prompts: list[Prompt] = field(default_factory=list)
     _sequences: dict[str, RunningSequence] = field(default_factory=dict)
@@ -86,14 +105,18 @@ class Generation:
 
     async def __aenter__(self) -> Self:
         try:
-            await self._submit()
+            await (self._adopt() if self.is_resumed else self._submit())
         except BaseException as error:
             if isinstance(error, PagewireError):
                 self.cause = "refused"
             self._close()
             raise
-        for prompt in self._prompts:
-            self.engine.metrics.accepted(prompt.num_tokens, prompt.max_tokens, prompt.num_choices)
+        self.engine.custody.hold(self.attachment)
+        if self.is_resumed:
+            self.engine.metrics.resumed()
+        else:
+            for prompt in self._prompts:
+                self.engine.metrics.accepted(prompt.num_tokens, prompt.max_tokens, prompt.num_choices)
         return self
 
     async def __aexit__(
@@ -108,11 +131,39 @@ class Generation:
         for sequence in self._sequences.values():
             self.engine.reader.track(sequence.channel)
         self._is_submitted = True  # from here on they may be queued, whatever we hear
+        window_s = self.attachment.window_s
         try:
-            await self.engine.intake.submit(self.submissions)
-        except (QueueFull, IdempotencyConflict):
+            await self.engine.intake.submit(self.submissions, self.head, window_s=window_s, claim=self.claim)
+        except (QueueFull, IdempotencyConflict, AlreadySubmitted):
             self._is_submitted = False
             raise
+
+    async def _adopt(self) -> None:
+        intake, attachment = self.engine.intake, self.attachment
+        try:
+            attachment.number = await adopt(
+                intake.client, intake.keys, attachment.response_id, window_s=attachment.window_s
+            )
+            if not attachment.number:
+                raise NoSuchResponse(attachment.response_id)
+            self._is_submitted = True
+            await self.engine.reader.adopt([s.channel for s in self._sequences.values()])
+        except RedisFailure as error:
+            raise Unavailable("the message log is unreachable", reason="redis_unreachable") from error
+        for sequence in self._sequences.values():
+            if sequence.channel.ending is not None and sequence.channel.committed < sequence.num_received:
+                raise InvalidRequest("Last-Event-ID: more tokens than this response has", param="Last-Event-ID")
+
+    @property
+    def most_tokens(self) -> list[int]:
+        """Of each choice, the most tokens that it can have."""
+        return [prompt.max_tokens for prompt in self._prompts for _ in range(prompt.num_choices)]
+
+    def skip(self, counts: Sequence[int]) -> None:
+        """The client has the text of so many tokens of each choice: not of a withheld one, which is told as a whole."""
+        for sequence in self._sequences.values():
+            if not sequence.prompt.is_withheld:
+                sequence.num_received = counts[sequence.index]
 
     @property
     def num_choices(self) -> int:
@@ -218,6 +269,9 @@ class Generation:
         new = num_tokens - sequence.num_tokens
         if new <= 0:
             return
+        sequence.num_tokens = num_tokens
+        if self.is_resumed:
+            return  # the gateway that accepted it counts them
         now = time.monotonic()
         metrics = self.engine.metrics
         if sequence.last_token_at is None:
@@ -227,17 +281,18 @@ class Generation:
             metrics.observe_tokens(new, now - sequence.last_token_at)
         metrics.generation_tokens.inc(new)
         sequence.last_token_at = now
-        sequence.num_tokens = num_tokens
 
     def _stop(self, sequence: RunningSequence, delta: Delta) -> None:
         """Tell the scheduler of a stop string that completed before the end."""
         if delta.stop_at is not None and not sequence.is_stopped:
             sequence.is_stopped = True
-            self.engine.intake.stop(sequence.submission.request_id, delta.stop_at)
+            self.engine.intake.tell(Stop(sequence.submission.request_id, delta.stop_at))
 
     def _finish(self, sequence: RunningSequence, reason: str) -> None:
         sequence.is_done = True
         self.engine.reader.untrack(sequence.channel)
+        if self.is_resumed:
+            return
         self.engine.metrics.finished(reason)
         seconds = time.monotonic() - self.started_at
         self.engine.metrics.completed(sequence.num_tokens, seconds, sequence.decode_s)
@@ -253,16 +308,50 @@ class Generation:
         if ending.code in _STATUS:
             sequence.is_done = True  # the scheduler ended it: nothing to abort
             self.engine.reader.untrack(sequence.channel)
-        self.engine.metrics.finished(str(FinishReason.ERROR))
+        if not self.is_resumed:
+            self.engine.metrics.finished(str(FinishReason.ERROR))
 
     # ---------------------------------------------------------------- the end
 
     def _close(self) -> None:
-        """Give up what has not ended. Does not wait, so that no cancellation can cut it short."""
+        """Leave. Does not wait, so that no cancellation can cut it short."""
+        engine, attachment = self.engine, self.attachment
+        engine.custody.release(attachment)
+        given_up = [s for s in self._sequences.values() if not s.is_done] if self._is_submitted else []
+        if not given_up:
+            self._untrack()
+            if self._is_submitted:
+                engine.intake.tell(End(attachment.response_id))
+            return
+        window_s = self._window_after_leaving()
+        aborts = [Abort(s.submission.request_id, self.cause, attachment.number) for s in given_up]
+        engine.intake.tell(Leave(attachment.response_id, attachment.number, window_s, tuple(aborts)))
+        if window_s and self.cause == "client_disconnect":
+            engine.background.start(self._go_on_alone())
+        else:
+            self._untrack()
+        (engine.metrics.detached if window_s else engine.metrics.aborted)(self.cause)
+
+    def _window_after_leaving(self) -> float:
+        """How long it goes on; 0: not at all."""
+        attachment = self.attachment
+        is_left = attachment.is_resumable and self.cause == "client_disconnect"
+        not_taken = self.is_resumed and self.cause == "refused"
+        goes_on = is_left or not_taken or self.cause in _GATEWAY_ENDS
+        return attachment.window_s if goes_on else 0.0
+
+    async def _go_on_alone(self) -> None:
+        """Apply E while nobody reads, so that a stop string ends it; until it ends or its window is over."""
+        try:
+            async with asyncio.timeout(self.attachment.window_s):
+                while not self.is_done:
+                    await self.next()
+            self.engine.intake.tell(End(self.attachment.response_id))
+        except (TimeoutError, GenerationFailed):
+            pass
+        finally:
+            self._untrack()
+
+    def _untrack(self) -> None:
         for sequence in self._sequences.values():
             self.engine.reader.untrack(sequence.channel)
-        given_up = [s for s in self._sequences.values() if self._is_submitted and not s.is_done]
-        for sequence in given_up:
-            self.engine.intake.abort(sequence.submission.request_id, self.cause)
-        if given_up:
-            self.engine.metrics.aborted(self.cause)

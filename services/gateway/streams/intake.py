@@ -1,16 +1,17 @@
-"""What the gateway writes: submissions, and the stops and aborts that follow them."""
+"""What the gateway writes: submissions, and what follows them: stops, and who answers for a response."""
 
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import redis.asyncio
 
-from shared.errors import IdempotencyConflict, Unavailable
+from shared.errors import IdempotencyConflict, PagewireError, Unavailable
 from shared.keys import Keys
-from shared.messages import FIELD, Abort, Stop, Submission, encode
+from shared.messages import FIELD, Abort, ResponseHead, Stop, Submission, encode
 from shared.redis_client import RedisFailure
-from shared.scripts import submit
+from shared.scripts import attachments, submit
 
 SUBMIT_TRIES = 3
 RETRY_S = 0.1
@@ -19,42 +20,89 @@ BATCH = 256
 logger = logging.getLogger(__name__)
 
 
+class AlreadySubmitted(PagewireError):
+    """The idempotency key stands for a request with the same body: `response_id`. Nothing was queued."""
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(f"this request is {response_id}")
+        self.response_id = response_id
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """An idempotency key, and the body that it stands for; both as digests. Keys are scoped by tenant."""
+
+    key_digest: str
+    body_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A response's client left the attachment `number` (None: any): after `window_s` without another, or at once if
+    that is 0, the requests in `aborts` are aborted."""
+
+    response_id: str
+    number: int | None
+    window_s: float
+    aborts: tuple[Abort, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A response is complete: nobody needs to answer for it any more."""
+
+    response_id: str
+
+
+Notice = Stop | Leave | End
+
+
 class Intake:
-    """Submits at once; sends stops and aborts in the background, in order, until Redis has taken them."""
+    """Submits at once; sends notices in the background, in order, until Redis has taken them."""
 
     def __init__(self, client: redis.asyncio.Redis, keys: Keys, *, record_ttl_s: int) -> None:
-        self._client = client
-        self._keys = keys
+        self.client = client
+        self.keys = keys
         self._ttl_s = record_ttl_s
-        self._outbox: asyncio.Queue[Stop | Abort] = asyncio.Queue()
+        self._outbox: asyncio.Queue[Notice] = asyncio.Queue()
 
-    async def submit(self, submissions: Sequence[Submission]) -> None:
+    async def submit(
+        self, submissions: Sequence[Submission], head: ResponseHead, *, window_s: float, claim: Claim | None = None
+    ) -> None:
         """Queue all or none. A lost reply is made up for by a second try, which the script recognises.
 
         Raises:
             QueueFull: a queue cap is reached. Nothing was queued.
-            IdempotencyConflict: an id is taken. Nothing was queued.
+            IdempotencyConflict: an id is taken, or the key has another body. Nothing was queued.
+            AlreadySubmitted: the key stands for this very body. Nothing was queued.
             Unavailable: Redis does not answer. The requests may have been queued: abort them.
         """
         for attempt in range(1, SUBMIT_TRIES + 1):
             try:
-                answer = await submit(self._client, self._keys, *submissions, ttl_s=self._ttl_s)
+                answer = await submit(
+                    self.client,
+                    self.keys,
+                    *submissions,
+                    ttl_s=self._ttl_s,
+                    idempotency_digest=claim.key_digest if claim else "",
+                    body_digest=claim.body_digest if claim else "",
+                    head=head,
+                    window_s=window_s,
+                )
             except RedisFailure as error:
                 logger.warning("submit, try %d: %s", attempt, type(error).__name__)
                 await asyncio.sleep(RETRY_S * attempt)
                 continue
-            if not answer.accepted:
-                raise IdempotencyConflict(f"the request id {answer.request_id} is taken")
-            return
+            if answer.accepted:
+                return
+            if claim is not None:
+                raise AlreadySubmitted(answer.request_id)
+            raise IdempotencyConflict(f"the request id {answer.request_id} is taken")
         raise Unavailable("the message log is unreachable", reason="redis_unreachable")
 
-    def stop(self, request_id: str, num_output_tokens: int) -> None:
-        """A stop string completed: only so many tokens count."""
-        self._outbox.put_nowait(Stop(request_id=request_id, num_output_tokens=num_output_tokens))
-
-    def abort(self, request_id: str, cause: str) -> None:
-        """Nobody waits for the request any more."""
-        self._outbox.put_nowait(Abort(request_id=request_id, cause=cause))
+    def tell(self, notice: Notice) -> None:
+        """Send a notice soon."""
+        self._outbox.put_nowait(notice)
 
     async def flush(self) -> None:
         """Return once everything has been sent."""
@@ -70,15 +118,30 @@ class Intake:
             for _ in batch:
                 self._outbox.task_done()
 
-    async def _send(self, batch: list[Stop | Abort]) -> None:
-        """Append the batch; after a failure it is repeated as a whole, which the scheduler does not mind."""
+    async def _send(self, batch: list[Notice]) -> None:
+        """Send the batch; after a failure it is repeated as a whole, which changes nothing a second time."""
         while True:
             try:
-                async with self._client.pipeline(transaction=False) as pipe:
-                    for message in batch:
-                        pipe.xadd(self._keys.intake, {FIELD: encode(message)})
+                async with self.client.pipeline(transaction=False) as pipe:
+                    for notice in batch:
+                        self._add(pipe, notice)
                     await pipe.execute()
                 return
             except RedisFailure as error:
                 logger.warning("intake: %s; %d messages wait", type(error).__name__, len(batch))
                 await asyncio.sleep(RETRY_S * 5)
+
+    def _add(self, pipe: redis.asyncio.client.Pipeline, notice: Notice) -> None:
+        if isinstance(notice, Stop):
+            pipe.xadd(self.keys.intake, {FIELD: encode(notice)})
+        elif isinstance(notice, End):
+            pipe.zrem(self.keys.windows, notice.response_id)
+        else:
+            attachments.leave(
+                pipe,
+                self.keys,
+                notice.response_id,
+                number=notice.number,
+                window_s=notice.window_s,
+                aborts=notice.aborts,
+            )

@@ -2,7 +2,8 @@
 
 Every entry is decoded once; a `StepLogFollower` finds the rows of this gateway's own requests. The position moves on
 only after an entry was applied, so a lost connection loses nothing. When steps are missing (a gap), every live request
-is resumed from its record: the folded output first, then the log behind the record, read again.
+is resumed from its record: the folded output first, then the log behind the record, read again. So is, for itself, a
+request that another gateway followed before (`adopt`).
 
     record of A    ######------------------|            #  folded output
     record of B    ##########--------------|            -  read again from the log
@@ -13,15 +14,15 @@ is resumed from its record: the folded output first, then the log behind the rec
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+from services.gateway.streams.catch_up import CatchUp, read_records, restore
 from services.gateway.streams.channel import Ending, TokenChannel
 from shared.errors import ProtocolError
 from shared.keys import Keys
-from shared.messages import FIELD, Decoder, EndReason, EventKind, FinishReason, LogMessage, RequestEvent
-from shared.records import RequestRecord, Seat, parse_record
+from shared.messages import Decoder, EndReason, EventKind, FinishReason, LogMessage, RequestEvent
 from shared.redis_client import RedisFailure, connect_async, connect_async_blocking
 from shared.step_log import StepLogFollower, Update
 from shared.streams import START, Entry, entry_order, last_id_async, read_async
@@ -31,7 +32,8 @@ READ_COUNT = 64
 """Entries per read: small, so that responses get the event loop between reads under backlog."""
 QUIET_S = 5.0
 """A request without news for this long is compared with its record."""
-PAGE = 500
+BEHIND_S = 2.0
+"""An adopted request's record may be ahead of this reader for so long; then everything is rebuilt."""
 HOLE_RETRY_S = 0.2
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
 
@@ -46,16 +48,6 @@ class ReaderCounters:
     unreadable: int = 0
     rebuilds: int = 0
     failures: int = 0
-
-
-class _Resumption(NamedTuple):
-    """A live request that continues behind `log_id`. Ordered by its place in the log."""
-
-    order: tuple[int, int]
-    log_id: str
-    request_id: str
-    committed: int
-    seat: Seat | None
 
 
 class StepLogReader:
@@ -80,8 +72,11 @@ class StepLogReader:
         self._pool_outage_s = pool_outage_s
         self._decoder: Decoder[Any] = Decoder(LogMessage)
         self._follower = StepLogFollower()
-        self._channels: dict[str, TokenChannel] = {}
+        self._channels: dict[str, list[TokenChannel]] = {}
+        """A request may be read by several clients."""
         self._position = START
+        self._at_rest = asyncio.Lock()
+        """Held while the position moves, or must not."""
         self._started = asyncio.Event()
         self._rebuild_due = False
         self._ended: dict[str, None] = {}
@@ -94,7 +89,7 @@ class StepLogReader:
 
     @property
     def num_live(self) -> int:
-        return len(self._channels)
+        return sum(map(len, self._channels.values()))
 
     @property
     def is_started(self) -> bool:
@@ -105,19 +100,72 @@ class StepLogReader:
         """Follow a request. To be called before it is submitted and after the reader has started."""
         assert self.is_started
         channel.start_id = self._position
-        channel.last_news = _now()
-        self._channels[channel.request_id] = channel
+        self._add(channel)
         self._follower.track(channel.request_id)
+
+    async def adopt(self, channels: Sequence[TokenChannel]) -> None:
+        """Follow requests that were submitted earlier, anywhere, from their first token on; or learn how they ended.
+
+        They are read by a follower of their own; when that stands where this reader stands, they change over.
+
+        Raises:
+            RedisFailure: Redis did not answer; untrack the channels.
+        """
+        assert self.is_started
+        for channel in channels:
+            channel.start_id = START
+        records = await read_records(self._client, self._keys, [c.request_id for c in channels])
+        resumptions = [r for c in channels if (r := restore(c, records[c.request_id])) is not None]
+        adopted = {c.request_id: c for c in channels if c.ending is None}
+        if not adopted:
+            return
+        catch_up = CatchUp(self._client, self._keys, resumptions)
+
+        def apply(entry: Entry, follower: StepLogFollower) -> bool:
+            return self._apply(entry, follower, lambda request_id: [adopted[request_id]])
+
+        missing = await catch_up.read(self._position, apply)
+        is_close = await self._wait_for_position(catch_up.position)
+        async with self._at_rest:
+            if is_close:
+                missing = await catch_up.read(self._position, apply) or missing
+            for request_id, channel in adopted.items():
+                self._add(channel)
+                committed, seat = catch_up.follower.place_of(request_id)
+                if len(self._channels[request_id]) == 1:
+                    self._follower.track(request_id, committed, seat)
+            self._rebuild_due |= missing or not is_close
+            await self._read_final_records()
+
+    async def _wait_for_position(self, entry_id: str) -> bool:
+        """A record may be ahead of this reader: wait until it is not. Whether that was so in time."""
+        until = _now() + BEHIND_S
+        while entry_order(self._position) < entry_order(entry_id):
+            if _now() > until:
+                return False
+            await asyncio.sleep(0.002)
+        return True
+
+    def _add(self, channel: TokenChannel) -> None:
+        channel.last_news = _now()
+        self._channels.setdefault(channel.request_id, []).append(channel)
 
     def untrack(self, channel: TokenChannel) -> None:
         """Forget a request: its response is complete or gone."""
-        if self._channels.pop(channel.request_id, None) is not None:
-            self._follower.untrack(channel.request_id)
+        channels = self._channels.get(channel.request_id, [])
+        if channel in channels:
+            channels.remove(channel)
+            if not channels:
+                del self._channels[channel.request_id]
+                self._follower.untrack(channel.request_id)
 
     def fail_all(self, code: str, message: str) -> None:
         """End every live request with one error."""
-        for channel in list(self._channels.values()):
+        for channel in self._all_channels():
             channel.end(Ending.failure(code, message))
+
+    def _all_channels(self) -> list[TokenChannel]:
+        return [channel for channels in self._channels.values() for channel in channels]
 
     # ---------------------------------------------------------------- the loop
 
@@ -161,30 +209,40 @@ class StepLogReader:
 
     async def _turn(self) -> None:
         if self._rebuild_due:
-            await self._rebuild()
+            async with self._at_rest:
+                await self._rebuild()
+            await self._wait_for_fold()
         answer = await read_async(
             self._blocking, {self._keys.steps: self._position}, block_ms=self._block_ms, count=READ_COUNT
         )
-        for entry in answer.get(self._keys.steps, ()):
-            self._rebuild_due = self._apply(entry)
-            self._position = entry.entry_id
-            if self._rebuild_due:
-                break  # the follower lacks rows: what follows is read again after the rebuild
-        if self._ended:
-            await self._read_final_records()
+        async with self._at_rest:
+            await self._take(answer.get(self._keys.steps, ()))
         if _now() - self._last_check > 1.0:
             self._last_check = _now()
             await self._check_quiet()
         self.last_turn = time.monotonic()
 
+    async def _take(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            if self._rebuild_due:
+                break  # the follower lacks rows: what follows is read again after the rebuild
+            self._rebuild_due = self._apply(entry, self._follower, self._channels_of)
+            self._position = entry.entry_id
+        await self._read_final_records()
+
     # ---------------------------------------------------------------- entries
 
-    def _apply(self, entry: Entry) -> bool:
+    def _channels_of(self, request_id: str) -> Sequence[TokenChannel]:
+        return self._channels.get(request_id, ())
+
+    def _apply(
+        self, entry: Entry, follower: StepLogFollower, channels_of: Callable[[str], Sequence[TokenChannel]]
+    ) -> bool:
         """Hand the entry's news to the channels; whether tokens of some request are missing."""
         self.counters.entries += 1
         try:
             message: LogMessage = self._decoder.decode(entry.payload)
-            updates = self._follower.apply(message)
+            updates = follower.apply(message)
         except ProtocolError as error:
             # If it was a step, the next one of its worker shows a gap; anything else concerns nobody here.
             self.counters.unreadable += 1
@@ -192,9 +250,9 @@ class StepLogReader:
             return False
         missing = False
         for update in updates:
-            channel = self._channels.get(update.request_id)
-            if channel is not None and channel.ending is None:
-                missing = self._deliver(channel, update) or missing
+            for channel in channels_of(update.request_id):
+                if channel.ending is None:
+                    missing = self._deliver(channel, update) or missing
         return missing
 
     def _deliver(self, channel: TokenChannel, update: Update) -> bool:
@@ -226,56 +284,34 @@ class StepLogReader:
     async def _read_final_records(self) -> None:
         """Hand out the records of requests whose terminal event was read: event and record are one commit."""
         due = [request_id for request_id in self._ended if request_id in self._channels]
-        for request_id, record in (await self._read_records(due)).items():
-            channel = self._channels.get(request_id)
-            if channel is not None and record is not None and record.final is not None:
-                channel.end_with(record)
-            elif channel is not None:
-                channel.end(Ending.failure("request_lost", "the request's record is gone"))
+        for request_id, record in (await read_records(self._client, self._keys, due)).items():
+            for channel in self._channels_of(request_id):
+                if record is not None and record.final is not None:
+                    channel.end_with(record)
+                else:
+                    channel.end(Ending.failure("request_lost", "the request's record is gone"))
         self._ended.clear()
 
     async def _rebuild(self) -> None:
         """Resume every live request from its record with a fresh follower."""
         self.counters.rebuilds += 1
-        known = dict(self._channels)
-        records = await self._read_records(list(known))
-        resumptions = [_restore(known[request_id], record) for request_id, record in records.items()]
-        waiting = sorted((r for r in resumptions if r is not None), reverse=True)
-        self._follower = StepLogFollower()
+        known = self._all_channels()
+        records = await read_records(self._client, self._keys, dict.fromkeys(c.request_id for c in known))
+        resumptions = [r for c in known if (r := restore(c, records[c.request_id])) is not None]
+        catch_up = CatchUp(self._client, self._keys, resumptions)
+        self._follower = catch_up.follower
         for request_id in self._channels:
-            if request_id not in known:
+            if request_id not in records:
                 self._follower.track(request_id)  # came meanwhile: its tokens are still to come
-        self._rebuild_due = await self._replay(waiting)
-        await self._wait_for_fold()
 
-    async def _replay(self, waiting: list[_Resumption]) -> bool:
-        """Apply the log from the oldest record on; each request joins where its own record ends.
+        def apply(entry: Entry, follower: StepLogFollower) -> bool:
+            return self._apply(entry, follower, self._channels_of)
 
-        A record may be ahead of this reader; the position then moves up to it. Answers whether tokens are missing.
-        """
-        missing = False
-        after = waiting[-1].log_id if waiting else self._position
-        until = max([self._position, *(w.log_id for w in waiting)], key=entry_order)
-        page = await self._page(after, until)
-        while page:
-            for entry in page:
-                self._resume(waiting, before=entry_order(entry.entry_id))
-                missing = self._apply(entry) or missing
-            after = page[-1].entry_id
-            page = await self._page(after, until)
-        self._resume(waiting, before=None)
-        self._position = max(self._position, after, key=entry_order)
-        return missing
-
-    def _resume(self, waiting: list[_Resumption], *, before: tuple[int, int] | None) -> None:
-        while waiting and (before is None or waiting[-1].order < before):
-            item = waiting.pop()
-            if item.request_id in self._channels:
-                self._follower.track(item.request_id, item.committed, item.seat)
-
-    async def _page(self, after: str, until: str) -> list[Entry]:
-        rows: Any = await self._client.xrange(self._keys.steps, min=f"({after}", max=until, count=PAGE)
-        return [Entry(entry_id.decode(), fields.get(FIELD, b"")) for entry_id, fields in rows]
+        self._rebuild_due = await catch_up.read(self._position, apply)
+        self._position = max(self._position, catch_up.position, key=entry_order)
+        for request_id in records:
+            if request_id not in self._channels:
+                self._follower.untrack(request_id)  # left meanwhile
 
     async def _wait_for_fold(self) -> None:
         """A hole in the log itself closes when the leader folds the records past it; give up after the outage limit."""
@@ -287,21 +323,12 @@ class StepLogReader:
             self.fail_all("log_gap", "a part of the message log is lost")
         await asyncio.sleep(HOLE_RETRY_S)
 
-    async def _read_records(self, request_ids: list[str]) -> dict[str, RequestRecord | None]:
-        if not request_ids:
-            return {}
-        async with self._client.pipeline(transaction=False) as pipe:
-            for request_id in request_ids:
-                pipe.hgetall(self._keys.request(request_id))
-            raws: Any = await pipe.execute()
-        return {request_id: parse_record(raw) for request_id, raw in zip(request_ids, raws, strict=True)}
-
     # ---------------------------------------------------------------- no stream hangs for ever
 
     async def _check_quiet(self) -> None:
         """Requests without news: resume those whose record knows more, end them all if their pool is gone."""
         now = _now()
-        quiet = [c for c in self._channels.values() if c.ending is None and now - c.last_news > self._quiet_s]
+        quiet = [c for c in self._all_channels() if c.ending is None and now - c.last_news > self._quiet_s]
         if not quiet:
             return
         if self._pool_outage_s() > self._outage_limit_s:
@@ -319,20 +346,6 @@ class StepLogReader:
             submission, final, output = sizes[3 * i : 3 * i + 3]
             if not submission or final or output // 4 > channel.committed:
                 self._rebuild_due = True
-
-
-def _restore(channel: TokenChannel, record: RequestRecord | None) -> _Resumption | None:
-    """Bring a channel up to its record; where it continues, or None if it has ended."""
-    if record is None:
-        channel.end(Ending.failure("request_lost", "the request's record is gone"))
-        return None
-    if record.final is not None:
-        channel.end_with(record)
-        return None
-    channel.num_cached_tokens = record.num_cached_tokens or channel.num_cached_tokens
-    channel.offer(0, record.output)
-    log_id = record.log_id if record.log_id != START else channel.start_id
-    return _Resumption(entry_order(log_id), log_id, channel.request_id, len(record.output), record.seat)
 
 
 def _now() -> float:

@@ -71,6 +71,8 @@ class RunningSequence:
     submission: Submission
     channel: TokenChannel
     output: OutputStream
+    num_received: int = 0
+    """Tokens whose text the client has from another stream over the same request."""
     num_tokens: int = 0
     first_token_at: float | None = None
     """`time.monotonic()`; so is the next."""
@@ -94,6 +96,9 @@ class RunningSequence:
             tokens = array("i")  # of its best result only: all results are read from the record
         failed = ending is not None and ending.code != ""
         told = None if failed or ending is None else ending.end_reason or _implied(ending)
+        known = max(0, self.num_received - self.output.num_tokens)
+        self.output.feed(tokens[:known])
+        tokens = tokens[known:]
         delta = self.output.feed(tokens, told)
         text, reason = delta.text, delta.finish_reason
         if ending is not None and reason is None:

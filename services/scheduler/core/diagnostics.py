@@ -35,6 +35,8 @@ class Diagnosis:
     row: int = -1
     reason: str = ""
     detail: str = ""
+    num_blocks: int = 0
+    """KV blocks that it holds, in its worker or, swapped out, in the host pool; shared ones included."""
 
 
 def diagnose(core: "SchedulerCore") -> list[Diagnosis]:
@@ -91,6 +93,7 @@ def _describe(core: "SchedulerCore", request: Request, reason: str = "", detail:
         row=seat.row if seat else -1,
         reason=reason,
         detail=detail,
+        num_blocks=len(seat.blocks) if seat else 0,
     )
 
 
@@ -98,7 +101,8 @@ def _describe_swapped(core: "SchedulerCore", request: Request) -> Diagnosis:
     assert request.swapped is not None
     lane, needed = request.swapped.lane, blocks_to_admit(request, core.config)
     detail = f"its KV lies in the host memory of {lane.worker}; it needs a row and {needed} blocks there"
-    return replace(_describe(core, request, "swapped", detail), worker=lane.worker)
+    found = _describe(core, request, "swapped", detail)
+    return replace(found, worker=lane.worker, num_blocks=len(request.swapped.slots))
 
 
 def _why(core: "SchedulerCore", placement: Placement, request: Request, before: str) -> tuple[str, str]:

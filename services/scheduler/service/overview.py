@@ -94,6 +94,7 @@ def _requests(core: SchedulerCore, diagnoses: Iterable[Diagnosis], now: float) -
             row=found.row,
             reason=found.reason,
             detail=found.detail,
+            num_blocks=found.num_blocks,
         )
         for found in diagnoses
     )

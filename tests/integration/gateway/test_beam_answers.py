@@ -44,7 +44,7 @@ def test_results_are_those_of_the_record_best_first(scene: Scene, path: str, num
     assert [stream.text(k) for k in range(3)] == texts_of(whole)
     assert [stream.finish_reasons(k) for k in range(3)] == [["stop"], ["stop"], ["length"]]
     assert stream.chunks[-1]["usage"] == whole["usage"]
-    assert stream.events[-2].event_id == "6,7,6"
+    assert stream.events[-2].event_id == "6e,7e,6eu"
     assert len(scene.pool.messages(Submit)) == 2
     scene.gateway.wait_for(lambda: scene.gateway.state.engine.reader.num_live == 0)
     assert scene.pool.messages(Abort) == []

@@ -74,7 +74,7 @@ def test_a_stream_interleaves_choices_and_its_ids_tell_the_count_of_each(scene: 
     for event in stream.events[:-1]:
         assert event.event_id is not None
         (choice,) = event.data["choices"]
-        told = [int(part) for part in event.event_id.split(",")]
+        told = [int(part.rstrip("eu")) for part in event.event_id.split(",")]
         changed = [k for k in range(3) if told[k] != counts[k]]
         assert changed in ([], [choice["index"]]) and all(a <= b for a, b in zip(counts, told, strict=True))
         counts = told
@@ -154,7 +154,7 @@ def test_leaving_aborts_every_choice(scene: Scene, fields: dict[str, Any]) -> No
     scene.scripts["go"] = Script(spell("some text"), end=None)
     sock = send_request(scene, {"prompt": "go", **fields})
     reader = scene.gateway.state.engine.reader
-    scene.gateway.wait_for(lambda: [c.committed for c in reader._channels.values()] == [9] * 4)
+    scene.gateway.wait_for(lambda: [c.committed for c in reader._all_channels()] == [9] * 4)
     sock.close()
     aborts = scene.pool.wait_for(lambda: len(found := scene.pool.messages(Abort)) == 4 and found)
     assert {a.request_id for a in aborts} == set(scene.pool.submissions)
@@ -265,7 +265,7 @@ def test_a_gateway_that_missed_the_steps_ranks_alike(scene: Scene) -> None:
     thread = threading.Thread(target=ask)
     thread.start()
     reader = scene.gateway.state.engine.reader
-    scene.gateway.wait_for(lambda: [c.committed for c in reader._channels.values()] == [3] * 3)
+    scene.gateway.wait_for(lambda: [c.committed for c in reader._all_channels()] == [3] * 3)
     scene.pool.lost_steps = 4
     scene.pool.release()
     thread.join()

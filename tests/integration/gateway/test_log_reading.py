@@ -62,7 +62,7 @@ class BrokenStream:
 
 
 def committed(scene: Scene) -> int:
-    return sum(c.committed for c in list(scene.gateway.state.engine.reader._channels.values()))
+    return sum(c.committed for c in scene.gateway.state.engine.reader._all_channels())
 
 
 def test_rows_of_one_worker_and_of_two_interleave(open_scene: OpenScene) -> None:

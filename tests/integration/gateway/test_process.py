@@ -24,9 +24,9 @@ ROOT = Path(__file__).parents[3]
 
 @contextmanager
 def gateway_process(model: Path, redis_url: str, **settings: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    port = free_port()
+    port = settings.setdefault("port", str(free_port()))
     environment = {f"PAGEWIRE_{name.upper()}": value for name, value in settings.items()}
-    environment |= {"PAGEWIRE_MODEL": str(model), "PAGEWIRE_REDIS_URL": redis_url, "PAGEWIRE_PORT": str(port)}
+    environment |= {"PAGEWIRE_MODEL": str(model), "PAGEWIRE_REDIS_URL": redis_url}
     environment |= {"PAGEWIRE_POOL": "test", "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         [sys.executable, "-m", "services.gateway"], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True

@@ -1,6 +1,7 @@
 """The wire form of events."""
 
 from services.gateway.http import sse
+from services.gateway.http.event_ids import Received
 from services.gateway.http.shapes import ChatShape, CompletionShape
 from services.gateway.streams.sequences import Progress
 from tests.fakes.sse_reader import parse_sse
@@ -8,7 +9,7 @@ from tests.fakes.sse_reader import parse_sse
 
 def test_line_breaks_in_text_do_not_break_events() -> None:
     data = {"text": "a\n\nid: 9\r\ndata: x\u2028\u2029\x85"}
-    wire = sse.event(data, sse.event_id([17, 15]))
+    wire = sse.event(data, Received([17, 15], [False, False]).event_id)
     assert wire.count(b"\n") == 3
     (event,) = parse_sse(wire.decode().split("\n")).events
     assert event.data == data and event.event_id == "17,15"

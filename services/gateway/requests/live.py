@@ -1,0 +1,87 @@
+"""What can be told of requests without their text: from their heads, the leader's overview and their final records."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import redis.asyncio
+
+from shared.errors import ProtocolError
+from shared.keys import Keys
+from shared.messages import Abort, Decoder, PoolOverview, RequestOverview, ResponseHead
+from shared.records import RequestRecord, read_heads
+from shared.scripts import attachments
+
+MOST = 1000
+_STATES = ("running", "swapped", "waiting")
+"""That of a response is the first one that a sequence of it has."""
+_overview: Decoder[PoolOverview] = Decoder(PoolOverview)
+
+Json = dict[str, Any]
+
+
+async def list_live(client: redis.asyncio.Redis, keys: Keys, tenant: str, now: float) -> tuple[list[Json], bool]:
+    """Live responses of one tenant, oldest first, and whether there may be more than could be looked at."""
+    ids: Any = await client.zrange(keys.windows, 0, MOST)
+    heads = await read_heads(client, keys, [name.decode() for name in ids[:MOST]])
+    overviews = await _read_overviews(client, keys)
+    own = sorted((head for head in heads if head.tenant == tenant), key=lambda h: (h.created, h.request_ids))
+    return [_live(head, overviews, now) for head in own], len(ids) > MOST
+
+
+async def describe(
+    client: redis.asyncio.Redis, keys: Keys, head: ResponseHead, records: Sequence[RequestRecord], now: float
+) -> Json:
+    """One response, live or ended."""
+    finals = [record.final for record in records]
+    if all(final is not None for final in finals):
+        ended = [final for final in finals if final is not None]
+        return _head(head, now) | {
+            "state": "finished",
+            "finish_reasons": [str(final.reason) for final in ended],
+            "output_tokens": sum(final.num_output_tokens for final in ended),
+            "blocks": 0,
+        }
+    return _live(head, await _read_overviews(client, keys), now)
+
+
+async def cancel(client: redis.asyncio.Redis, keys: Keys, head: ResponseHead) -> None:
+    """End the response, whoever holds it; nothing happens if it has ended."""
+    aborts = [Abort(request_id, "cancelled") for request_id in head.request_ids]
+    async with client.pipeline(transaction=False) as pipe:
+        attachments.leave(pipe, keys, head.request_ids[0], number=None, window_s=0, aborts=aborts)
+        await pipe.execute()
+
+
+def _live(head: ResponseHead, overviews: dict[str, RequestOverview], now: float) -> Json:
+    """`state` is `accepted` if the overview, which is bounded and half a second old, does not name it."""
+    parts = [overviews[request_id] for request_id in head.request_ids if request_id in overviews]
+    states = {part.state for part in parts}
+    waiting = next((part for part in parts if part.reason), None)
+    return _head(head, now) | {
+        "state": next((state for state in _STATES if state in states), "accepted"),
+        "output_tokens": sum(part.num_output_tokens for part in parts),
+        "blocks": sum(part.num_blocks for part in parts),
+        "preemptions": sum(part.num_preemptions for part in parts),
+        "waiting_reason": waiting.reason if waiting is not None else None,
+        "waiting_detail": waiting.detail if waiting is not None else None,
+    }
+
+
+def _head(head: ResponseHead, now: float) -> Json:
+    return {
+        "id": head.request_ids[0],
+        "object": "request",
+        "created": int(head.created),
+        "age_s": round(max(0.0, now - head.created), 3),
+        "sequences": len(head.request_ids),
+        "prompt_tokens": head.num_prompt_tokens,
+    }
+
+
+async def _read_overviews(client: redis.asyncio.Redis, keys: Keys) -> dict[str, RequestOverview]:
+    data: Any = await client.get(keys.overview)
+    try:
+        overview = _overview.decode(data) if data is not None else PoolOverview(0.0)
+    except ProtocolError:
+        overview = PoolOverview(0.0)
+    return {one.request_id: one for one in (*overview.running, *overview.swapped, *overview.waiting)}

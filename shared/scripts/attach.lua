@@ -1,0 +1,31 @@
+-- Who answers for a response, and how long it goes on without anybody.
+-- KEYS: record of its first request, windows, intake     ARGV: verb, response id, then
+--   adopt, window ms             a gateway takes it over. Answers its attach number, or 0 if there is no such record
+--   leave, number, window ms, aborts…   its client left the gateway that holds this number ('' = whichever holds it):
+--                                it goes on for the window, or is given up. Answers 0 if a later number holds it
+--   expire, aborts…              given up if nobody has answered for it within its window
+-- A response that has ended, or was given up, is no member of windows: then nothing is aborted.
+local verb, id = ARGV[1], ARGV[2]
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local function give_up(first)
+  if redis.call('ZREM', KEYS[2], id) == 0 then return 0 end
+  for i = first, #ARGV do redis.call('XADD', KEYS[3], '*', 'm', ARGV[i]) end
+  return 1
+end
+
+if verb == 'adopt' then
+  if redis.call('HEXISTS', KEYS[1], 'head') == 0 then return 0 end
+  redis.call('ZADD', KEYS[2], 'XX', now + tonumber(ARGV[3]), id)
+  return redis.call('HINCRBY', KEYS[1], 'attach', 1)
+elseif verb == 'leave' then
+  local number, window = ARGV[3], tonumber(ARGV[4])
+  if number ~= '' and number ~= (redis.call('HGET', KEYS[1], 'attach') or '0') then return 0 end
+  if window == 0 then return give_up(5) end
+  redis.call('ZADD', KEYS[2], 'XX', now + window, id)
+  return 1
+end
+local until_ms = redis.call('ZSCORE', KEYS[2], id)
+if not until_ms or tonumber(until_ms) > now then return 0 end
+return give_up(3)

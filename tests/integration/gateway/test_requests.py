@@ -1,0 +1,86 @@
+"""Requests as resources: the live ones, one of them, ending one; no text anywhere."""
+
+import time
+from contextlib import ExitStack
+
+from shared.messages import Abort, PoolOverview, RequestOverview, encode
+from tests.fakes.byte_model import answer, spell
+from tests.fakes.scripted_pool import Script
+from tests.fakes.sse_reader import parse_sse
+from tests.integration.gateway.conftest import OpenScene, Scene
+
+CANARY = "canary-7f3a"
+
+
+def test_live_requests_are_listed_without_text(scene: Scene) -> None:
+    scene.scripts[CANARY] = Script(spell(CANARY * 3), end=None)
+    http, keys = scene.gateway.http, scene.pool.keys
+    with ExitStack() as stack:
+        body = {"prompt": CANARY, "stream": True, "n": 2, "stop": "canary-stop"}
+        ids = [
+            stack.enter_context(http.stream("POST", "/v1/completions", json=body)).headers["x-request-id"]
+            for _ in range(3)
+        ]
+        running = RequestOverview(ids[0], "running", 11, 5, 1, 0.5, "worker-0", 3, num_blocks=4)
+        sibling = RequestOverview(f"{ids[0]}#1", "running", 11, 7, 0, 0.5, "worker-0", 4, num_blocks=2)
+        waiting = RequestOverview(ids[1], "waiting", 11, 0, 0, 0.5, reason="blocks", detail="needs 3 blocks")
+        overview = PoolOverview(time.time(), running=(running, sibling), waiting=(waiting,))
+        scene.pool.client.set(keys.overview, encode(overview), px=5000)
+        listed = http.get("/v1/requests")
+        assert listed.status_code == 200
+        data = listed.json()["data"]
+        assert [entry["id"] for entry in data] == ids and not listed.json()["has_more"]
+        assert (data[0]["state"], data[0]["output_tokens"], data[0]["blocks"], data[0]["sequences"]) == (
+            "running",
+            12,
+            6,
+            2,
+        )
+        assert (data[1]["state"], data[1]["waiting_reason"]) == ("waiting", "blocks")
+        assert data[2]["state"] == "accepted" and data[2]["prompt_tokens"] == len(CANARY)
+        assert all(0 <= entry["age_s"] < 30 for entry in data)
+        one = http.get(f"/v1/requests/{ids[0]}")
+        assert one.json()["output_tokens"] == 12
+        assert CANARY not in listed.text + one.text and "canary" not in one.text
+    scene.gateway.wait_for(lambda: http.get("/v1/requests").json()["data"] == [])
+
+
+def test_deleting_ends_the_stream_and_may_be_repeated(scene: Scene) -> None:
+    scene.scripts["go"] = Script(spell("some text"), end=None)
+    http = scene.gateway.http
+    with http.stream("POST", "/v1/completions", json={"prompt": "go", "stream": True}) as response:
+        request_id = response.headers["x-request-id"]
+        scene.pool.wait_for(lambda: scene.pool.submissions)
+        scene.gateway.wait_for(lambda: [c.committed for c in scene.gateway.state.engine.reader._all_channels()] == [9])
+        assert http.delete(f"/v1/requests/{request_id}").status_code == 200
+        stream = parse_sse(response.iter_lines())
+    assert stream.is_done and stream.text() == "some text" and stream.finish_reasons() == ["abort"]
+    again = http.delete(f"/v1/requests/{request_id}")
+    assert again.status_code == 200 and again.json()["state"] == "finished"
+    assert again.json()["finish_reasons"] == ["abort"] and again.json()["output_tokens"] == 9
+    assert scene.pool.messages(Abort) == [Abort(request_id, "cancelled")]
+
+
+def test_deleting_what_has_ended_changes_nothing(scene: Scene) -> None:
+    request_id = scene.post("/v1/completions", prompt="go", n=2).json()["id"]
+    for _ in range(2):
+        ended = scene.gateway.http.delete(f"/v1/requests/{request_id}").json()
+        assert ended["state"] == "finished" and ended["finish_reasons"] == ["stop", "stop"]
+    assert scene.pool.messages(Abort) == []
+    for method in ("GET", "DELETE"):
+        assert scene.gateway.http.request(method, "/v1/requests/cmpl-none").status_code == 404
+
+
+def test_tenants_see_their_own(open_scene: OpenScene) -> None:
+    scene = open_scene(tenant_header="X-Tenant")
+    scene.scripts["go"] = answer("text", hold_after=1)
+    http = scene.gateway.http
+    mine, theirs = {"X-Tenant": "a"}, {"X-Tenant": "b"}
+    with http.stream("POST", "/v1/completions", json={"prompt": "go", "stream": True}, headers=mine) as response:
+        request_id = response.headers["x-request-id"]
+        assert [e["id"] for e in http.get("/v1/requests", headers=mine).json()["data"]] == [request_id]
+        assert http.get("/v1/requests", headers=theirs).json()["data"] == []
+        for method in ("GET", "DELETE"):
+            assert http.request(method, f"/v1/requests/{request_id}", headers=theirs).status_code == 404
+        scene.pool.release()
+        assert parse_sse(response.iter_lines()).is_done
