@@ -5,6 +5,8 @@
     │   ├── RequestTooLarge     can never fit the pool
     │   └── NoSuchResponse      404: no response has this id, or its records are gone
     ├── QueueFull               429
+    │   ├── RateLimited         429: of one API key
+    │   └── MemoryFull          429: Redis
     ├── IdempotencyConflict     409: same key, other body
     ├── Unavailable             503: no leader, no worker, no Redis
     ├── ConfigError             a bad setting or model: the process cannot start
@@ -52,9 +54,23 @@ class NoSuchResponse(InvalidRequest):
 class QueueFull(PagewireError):
     """The queue cap in requests or prompt tokens is reached; retry after `retry_after_s`."""
 
+    code = "queue_full"
+
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RateLimited(QueueFull):
+    """One API key has used its requests at a time or its tokens per minute."""
+
+    code = "rate_limit_exceeded"
+
+
+class MemoryFull(QueueFull):
+    """Redis is so full that only running work may write."""
+
+    code = "memory_full"
 
 
 class IdempotencyConflict(PagewireError):

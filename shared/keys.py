@@ -69,6 +69,14 @@ class Keys:
         """String with TTL: the request id that a tenant's idempotency key stands for."""
         return self._key("idempotency", tenant, key_digest)
 
+    def callers_responses(self, caller: str) -> str:
+        """Set with TTL: the live responses of an API key with a limit, by its name. May hold ended ones too."""
+        return self._key("responses", caller)
+
+    def bucket(self, caller: str) -> str:
+        """String with TTL: when (ms) the token bucket of an API key will be full again."""
+        return self._key("bucket", caller)
+
     @property
     def windows(self) -> str:
         """Sorted set: response id → Redis time (ms) at which it is given up unless a gateway pushes that ahead."""

@@ -9,7 +9,8 @@ services=(redis scheduler gpu_worker gateway)
 port=${COMPOSE_TEST_PORT:-18000}
 export PAGEWIRE_PUBLISH=127.0.0.1:$port
 REDIS_PASSWORD=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')
-export REDIS_PASSWORD
+PAGEWIRE_API_KEY=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')
+export REDIS_PASSWORD PAGEWIRE_API_KEY
 
 [ -z "${BASE_IMAGES_SCRIPT:-}" ] || "$BASE_IMAGES_SCRIPT" "${bases[@]}"
 docker info >/dev/null 2>&1 || { echo "error: no Docker engine answers" >&2; exit 1; }

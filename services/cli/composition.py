@@ -72,6 +72,12 @@ def gateway_spec(
         "PAGEWIRE_PORT": str(port),
         "PAGEWIRE_CORS_ORIGINS": ",".join(settings.cors_origin or ()),
     }
+    if settings.api_key is not None:
+        own["PAGEWIRE_API_KEY"] = settings.api_key.get_secret_value()
+    if settings.api_key_file is not None:
+        own["PAGEWIRE_API_KEY_FILE"] = str(settings.api_key_file.expanduser().absolute())
+    if settings.insecure:
+        own["PAGEWIRE_INSECURE"] = "true"
     shared = {"PAGEWIRE_REUSE_PORT": "true", "PAGEWIRE_PRIVATE_PORT": str(private_port)} if private_port else {}
     grace = {"PAGEWIRE_SHUTDOWN_GRACE_S": str(SHUTDOWN_GRACE_S), **_picked(environment, "PAGEWIRE_SHUTDOWN_GRACE_S")}
     return ChildSpec(

@@ -160,6 +160,20 @@ def pull(
 
 @app.command()
 @reports_errors
+def key(
+    name: Annotated[str, typer.Argument(help="Whose key it is; shown in logs.")],
+    tenant: Annotated[str | None, typer.Option(help="Its tenant.", show_default="the name")] = None,
+) -> None:
+    """Make an API key: the key on stderr, once; its block for --api-key-file on stdout."""
+    from services.cli.keys import new_key
+
+    made, block = new_key(name, tenant)
+    print(f"key: {made}", file=sys.stderr)
+    print(block)
+
+
+@app.command()
+@reports_errors
 def chat(
     question: Annotated[str | None, typer.Argument(help="Ask this one question and end.")] = None,
     url: Url = None,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import typer
+from pydantic import SecretStr
 
 from services.cli.settings import Settings, extra_of
 from services.scheduler.core.config import SchedulerConfig
@@ -51,6 +52,8 @@ def _command_line_type(annotation: Any) -> Any:
     """What the command line parses; `Settings` checks the rest."""
     kinds = [kind for kind in _members(annotation) if kind is not type(None)]
     if any(get_origin(kind) is Literal for kind in kinds):
+        return str
+    if SecretStr in kinds:
         return str
     return next(kind for kind in kinds if kind in (bool, int, float, str, Path, list[str]))
 

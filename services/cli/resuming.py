@@ -54,7 +54,7 @@ class ResumingStream:
         self._key = uuid.uuid4().hex
         self._last_event_id = "0"
         self._url_index = 0
-        self._is_answered = False
+        self._is_answered = self._was_sent = False
         self._pause_s = FIRST_PAUSE_S
         self._alive_at = time.monotonic()
         self.request_id = ""
@@ -131,7 +131,8 @@ class ResumingStream:
         """Before the next try, elsewhere if there are several addresses."""
         if self._is_answered and not self.request_id:  # no Pagewire: it would begin anew
             raise ServerError("the stream broke off") from error
-        never_came = isinstance(error, httpx.ConnectError) and not self.request_id
+        self._was_sent |= not isinstance(error, httpx.ConnectError)
+        never_came = not self._was_sent and not self.request_id
         is_over = time.monotonic() - self._alive_at > self._window_s
         if is_over or (never_came and self._url_index + 1 >= len(self._urls)):
             raise ServerError(f"{self._url}: {error}") from error

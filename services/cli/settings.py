@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, JsonValue, ValidationError, field_validator
+from pydantic import Field, JsonValue, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -146,6 +146,13 @@ class Settings(BaseSettings):
         forward=True,
         pattern=r"^[A-Za-z0-9-]*$",
     )
+    api_key: SecretStr | None = option(
+        None, "Key that clients must send (PAGEWIRE_API_KEY: flags are seen by others).", shown="none"
+    )
+    api_key_file: Path | None = option(
+        None, "TOML file with keys of several clients, as digests, with tenants and limits.", shown="none"
+    )
+    insecure: bool = option(False, "Serve an address that others reach without any key.")
     record: Path | None = option(
         None,
         "Record all that the scheduler is told and decides into this folder, for `pagewire replay`; prompts included.",

@@ -28,6 +28,7 @@ from services.cli.settings import Settings
 from services.cli.signals import SignalInbox, StopRequested
 from services.cli.state_dir import RunState, StateDir
 from services.cli.supervisor import ChildFailed, Supervisor
+from services.gateway.access import check_callers, load_keys
 from shared.errors import ConfigError, Unavailable
 from shared.keys import Keys
 from shared.leases import new_instance
@@ -51,6 +52,7 @@ def up(settings: Settings) -> int:
     state_dir.create()
     keys = Keys(settings.pool)
     with SignalInbox() as inbox, state_dir.lock():
+        check_access(settings)
         port = check_port(settings.host, settings.port)
         resolve(settings.model, settings.home)
         stack = Stack(settings, keys, state_dir, inbox, port, dict(os.environ))
@@ -66,6 +68,15 @@ def up(settings: Settings) -> int:
         finally:
             stack.stop()
     return 0
+
+
+def check_access(settings: Settings) -> None:
+    """
+    Raises:
+        ConfigError: a key file that is none, or everybody could call.
+    """
+    key = settings.api_key.get_secret_value() if settings.api_key is not None else ""
+    check_callers(load_keys(key, settings.api_key_file), settings.host, insecure=settings.insecure)
 
 
 def check_port(host: str, port: int) -> int:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from shared.records import LIVE_TTL_S
@@ -38,6 +38,12 @@ class Settings(BaseSettings):
     tenant_header: str = Field("", pattern=r"^[A-Za-z0-9-]*$")
     """Header in which a trusted proxy names the tenant of a request, replacing what the client sent; empty: none does.
     Tenants share no cached prompts, and the policy `fair` divides the pool among them."""
+    api_key: SecretStr = SecretStr("")
+    """A key that all clients must send; they share the default tenant."""
+    api_key_file: Path | None = None
+    """Keys of several clients, as digests, each with a tenant and limits: see `access.py`."""
+    insecure: bool = False
+    """Whether an address that others reach is served without any key."""
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024)
     metrics_prefix: str = Field("pagewire:", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")
     record_ttl_s: int = Field(LIVE_TTL_S, ge=60)

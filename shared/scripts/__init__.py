@@ -13,9 +13,10 @@ import redis.asyncio
 from redis.exceptions import NoScriptError
 
 from shared.channel import Channel
-from shared.errors import IdempotencyConflict, QueueFull
+from shared.errors import IdempotencyConflict, QueueFull, RateLimited
 from shared.keys import Keys
 from shared.messages import Lease, ResponseHead, Submission, Submit, WorkerFenced, encode
+from shared.scripts.quotas import BURST_S, Quota
 
 
 class _Script:
@@ -234,6 +235,9 @@ class Submitted:
     request_id: str
 
 
+_LIMITS = {"concurrency": "requests at a time", "tokens": "tokens per minute"}
+
+
 async def submit(
     client: redis.asyncio.Redis,
     keys: Keys,
@@ -244,6 +248,7 @@ async def submit(
     idempotency_ttl_s: int = 86_400,
     head: ResponseHead | None = None,
     window_s: float = 0.0,
+    quota: Quota | None = None,
 ) -> Submitted:
     """Queue all `submissions` or none, atomically. Safe to repeat with the same ones.
 
@@ -252,13 +257,17 @@ async def submit(
 
     Raises:
         QueueFull: a queue cap is reached.
+        RateLimited: the caller's quota is used up.
         IdempotencyConflict: the key stands for another body.
     """
     first = submissions[0]
     claim = f"{body_digest}|{first.request_id}" if idempotency_digest else ""
     names = [keys.intake, keys.limits, keys.idempotency(first.tenant, idempotency_digest or "-")]
-    names += [keys.windows, keys.steps, *(keys.request(s.request_id) for s in submissions)]
+    quota = quota or Quota("-")
+    names += [keys.windows, keys.steps, keys.callers_responses(quota.name), keys.bucket(quota.name)]
+    names += [keys.request(s.request_id) for s in submissions]
     args: list[Any] = [ttl_s, claim, idempotency_ttl_s, "" if head is None else encode(head), int(window_s * 1000)]
+    args += [quota.max_concurrent, quota.tokens_per_s, int(BURST_S * 1000)]
     for s in submissions:
         args += [s.request_id, encode(s), encode(Submit(request_id=s.request_id)), len(s.prompt_tokens) // 4]
     answer: Any
@@ -266,7 +275,9 @@ async def submit(
         answer = await client.evalsha(_SUBMIT.sha, len(names), *names, *args)
     except NoScriptError:
         answer = await client.eval(_SUBMIT.source, len(names), *names, *args)  # type: ignore[arg-type]
-    status, detail = (part.decode() for part in answer)
+    status, detail = answer[0].decode(), answer[1].decode()
+    if status == "LIMITED":
+        raise RateLimited(f"this key's limit of {_LIMITS[detail]} is reached", retry_after_s=answer[2] / 1000)
     if status == "FULL":
         raise QueueFull(f"the queue is full ({detail}); try again later")
     if status == "CONFLICT":

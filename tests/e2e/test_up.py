@@ -61,6 +61,28 @@ def test_ps_lists_one_live_process_per_service(stack: Stack) -> None:
         assert f"services.{service}" in psutil.Process(pids[service][0]).cmdline()
 
 
+def test_several_gateways_share_a_port_and_have_their_own(float_stack: Stack) -> None:
+    shown = json.loads(pagewire("ps", "--json", "--state-dir", str(float_stack.state_dir)).stdout)
+    urls = shown["gateway_urls"]
+    assert sorted(urls) == ["gateway-0", "gateway-1"] and len(shown["gateway"]) == 2
+    assert len({*urls.values(), float_stack.url}) == 3
+    for url in (*urls.values(), float_stack.url):
+        assert httpx.get(f"{url}/health/ready").status_code == 200
+    served: list[float] = []
+    for _ in range(64):  # each a connection of its own: the kernel divides them
+        body = {"model": float_stack.model, "prompt": "x", "max_tokens": 1}
+        assert httpx.post(f"{float_stack.url}/v1/completions", json=body, timeout=30).status_code == 200
+        served = [metric(url, "pagewire:request_success_total") for url in urls.values()]
+        if all(served):
+            break
+    assert served and all(served)
+
+
+def metric(url: str, name: str) -> float:
+    lines = [line for line in httpx.get(f"{url}/metrics").text.splitlines() if line.startswith(name + "{")]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
 def test_no_secret_is_seen_by_other_users(stack: Stack) -> None:
     password = stack.redis_url.partition("://:")[2].partition("@")[0]
     assert len(password) >= 32
@@ -175,6 +197,8 @@ def test_a_port_in_use_starts_nothing(tmp_path: Path) -> None:
     [
         (["--model", "no-such-model"], "error: model 'no-such-model'"),
         (["--workers", "0"], "error: option workers"),
+        (["--host", "0.0.0.0"], "error: host 0.0.0.0 can be reached by others: give --api-key"),
+        (["--api-key", "short"], "error: api-key: at least 8"),
         (["--redis-url", "redis://127.0.0.1:1/0"], "error: Redis at redis://127.0.0.1:1/0"),
     ],
 )

@@ -1,4 +1,4 @@
-"""kill -9 of the worker, and of the scheduler, during a stream: the text is the one it would have had, once.
+"""kill -9 of a worker, the scheduler or a gateway during a stream: the text is the one it would have had, once.
 
 A smoke test; the fault matrix is another suite.
 """
@@ -7,10 +7,13 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from typing import Any
+from unittest.mock import ANY
 
 import httpx
 import pytest
 
+from services.cli.resuming import ResumingStream
 from tests.harness.stack import Stack
 
 OUTPUT_TOKENS = 64
@@ -67,3 +70,46 @@ def test_the_stream_goes_on_to_exactly_its_text(float_stack: Stack, victim: str,
     assert text == reference
     assert usage["completion_tokens"] == OUTPUT_TOKENS
     float_stack.wait_idle()
+
+
+@pytest.mark.timeout(120)
+def test_a_stream_goes_on_at_another_gateway(float_stack: Stack) -> None:
+    body = {
+        "model": float_stack.model,
+        "prompt": "The river began in the mountains and",
+        "max_tokens": OUTPUT_TOKENS,
+        "ignore_eos": True,
+        "temperature": 0.9,
+        "seed": 7,
+        "stream_options": {"include_usage": True},
+    }
+    reference, usage = stream(float_stack, body, lambda _: None)
+    before = float_stack.pids()["gateway"]
+    resuming = ResumingStream(float_stack.gateway_urls(), "/v1/completions", body)
+    chunks: list[dict[str, Any]] = []
+    for chunk in resuming:
+        chunks.append(chunk)
+        if len(chunks) == 20:
+            os.kill(before[0], signal.SIGKILL)
+    assert resuming.num_resumed >= 1
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(choice["text"] for choice in choices) == reference
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["length"]
+    assert [chunk["usage"] for chunk in chunks if chunk["usage"]] == [usage | {"prompt_tokens_details": ANY}]
+    float_stack.wait_idle()
+    path = f"{float_stack.url}/v1/requests/{resuming.request_id}"
+    assert httpx.get(path).json()["finish_reasons"] == ["length"]
+    check_every_cut(f"{path}/stream", reference)
+
+
+def check_every_cut(url: str, reference: str) -> None:
+    """After the end, from behind each token: what follows is the rest."""
+    rests = []
+    for count in range(OUTPUT_TOKENS):
+        lines = httpx.get(url, headers={"Last-Event-ID": str(count)}, timeout=30).text.splitlines()
+        assert lines[-2] == "data: [DONE]"
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        rests.append("".join(choice["text"] for event in events for choice in event["choices"]))
+    assert rests[0] == reference and all(reference.endswith(rest) for rest in rests)
+    assert [len(rest) for rest in rests] == sorted((len(rest) for rest in rests), reverse=True)
+    assert len(set(rests)) > OUTPUT_TOKENS // 2

@@ -56,8 +56,8 @@ def stack(start_stack: StartStack) -> Iterator[Stack]:
 
 @pytest.fixture(scope="session")
 def float_stack(start_stack: StartStack) -> Iterator[Stack]:
-    """As `stack`, in float32: greedy text does not depend on which requests share a step."""
-    with start_stack(dtype="float32") as running:
+    """As `stack`, with two gateways, in float32: greedy text does not depend on which requests share a step."""
+    with start_stack(dtype="float32", gateways=2) as running:
         yield running
 
 

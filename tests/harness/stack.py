@@ -91,7 +91,9 @@ class Stack:
     def pids(self) -> dict[str, list[int]]:
         """What `pagewire ps --json` says."""
         command = [sys.executable, "-m", "services.cli", "ps", "--json", "--state-dir", str(self.state_dir)]
-        return dict(json.loads(subprocess.run(command, check=True, capture_output=True, timeout=30).stdout))
+        told = dict(json.loads(subprocess.run(command, check=True, capture_output=True, timeout=30).stdout))
+        del told["gateway_urls"]
+        return told
 
     def gateway_urls(self) -> list[str]:
         """The address of each gateway alone."""

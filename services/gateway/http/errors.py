@@ -2,6 +2,7 @@
 
 import logging
 import traceback
+from math import ceil
 from typing import Any
 
 import msgspec
@@ -47,8 +48,8 @@ def to_response(error: Exception, request_id: str) -> Response:
         headers = {"Connection": "close"} if error.status == 413 else None
         return error_response(error.status, error.message, param=error.param, code=error.code, headers=headers)
     if isinstance(error, QueueFull):
-        headers = {"Retry-After": str(max(1, round(error.retry_after_s)))}
-        return error_response(429, str(error), kind="rate_limit_error", code="queue_full", headers=headers)
+        headers = {"Retry-After": str(max(1, ceil(error.retry_after_s)))}
+        return error_response(429, str(error), kind="rate_limit_error", code=error.code, headers=headers)
     if isinstance(error, IdempotencyConflict):
         return error_response(409, str(error), code="idempotency_conflict")
     if isinstance(error, Unavailable):

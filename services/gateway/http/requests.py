@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from services.gateway.http.responses import Answer, StreamResponse
 from services.gateway.http.resuming import find_response, open_response, read_wish
-from services.gateway.http.tenants import tenant_of
+from services.gateway.http.tenants import tenant_of_request
 from services.gateway.requests.live import cancel, describe, list_live
 from services.gateway.state import GatewayState
 from shared.errors import Unavailable
@@ -75,7 +75,7 @@ async def stream(request: Request, request_id: str) -> Response:
 
 
 def _tenant(request: Request, gateway: GatewayState) -> str:
-    return tenant_of(request.headers, gateway.settings.tenant_header)
+    return tenant_of_request(request, gateway.settings)
 
 
 def _unreachable() -> Unavailable:

@@ -17,7 +17,7 @@ from services.gateway.http.event_ids import Received
 from services.gateway.http.responses import Answer, GenerationResponse, StreamOptions, StreamResponse, WholeResponse
 from services.gateway.http.resuming import Wish, body_digest, open_response, read_wish
 from services.gateway.http.shapes import shape_of
-from services.gateway.http.tenants import tenant_of
+from services.gateway.http.tenants import tenant_of_request
 from services.gateway.requests import bodies
 from services.gateway.requests.bodies import ChatBody, CompletionBody
 from services.gateway.requests.submissions import build_submissions
@@ -29,6 +29,7 @@ from services.gateway.tracing import traceparent
 from shared.errors import InvalidRequest
 from shared.limits import Limits
 from shared.messages import ResponseHead, Submission
+from shared.scripts.quotas import Quota
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
 _seeds = random.SystemRandom()
@@ -77,7 +78,7 @@ async def _serve(request: Request, kind: type[Body], request_id: str) -> Generat
     started_at, created = time.monotonic(), time.time()
     request.scope["state"]["request_id"] = request_id
     gateway: GatewayState = request.state.gateway
-    tenant = tenant_of(request.headers, gateway.settings.tenant_header)
+    tenant = tenant_of_request(request, gateway.settings)
     wish = read_wish(request.headers, gateway.settings.resume_window_s)
     data = await read_body(request.receive, request.headers, gateway.settings.max_body_bytes)
     limits = gateway.admit()
@@ -90,7 +91,7 @@ async def _serve(request: Request, kind: type[Body], request_id: str) -> Generat
         span.end()
         raise
     claim = Claim(wish.key_digest, digest) if wish.key_digest else None
-    answer = _answer(gateway, body, submissions, wish, claim, started_at)
+    answer = _answer(gateway, body, submissions, wish, claim, request.state.caller.quota, started_at)
 
     async def reopen(response_id: str) -> Answer:
         # A body that does not stream is told as a whole, whatever the client has.
@@ -135,6 +136,7 @@ def _answer(
     submissions: Sequence[Submission],
     wish: Wish,
     claim: Claim | None,
+    quota: Quota | None,
     started_at: float,
 ) -> Answer:
     """A new request's."""
@@ -154,7 +156,7 @@ def _answer(
         window_s=wish.window_s if is_resumable else 0.0,
     )
     attachment = Attachment(first.request_id, wish.window_s, is_resumable=is_resumable)
-    generation = Generation(gateway.engine, submissions, head, attachment, started_at, claim)
+    generation = Generation(gateway.engine, submissions, head, attachment, started_at, claim, quota)
     return Answer(generation, shape_of(first), options, Received.nothing(generation.num_choices))
 
 

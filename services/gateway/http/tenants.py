@@ -1,16 +1,29 @@
 """Whose request this is.
 
-A trusted proxy in front of the gateway says so in a header that it sets itself, whatever the client sent. Without such
-a proxy the option stays off and all requests are of one tenant: a header from a client would let it choose a tenant
-whose cached prompts it may hit, and whose share of a `fair` pool it may use up.
+An API key of the key file has a tenant. Otherwise a trusted proxy in front of the gateway may say so, in a header that
+it sets itself, whatever the client sent. Without either all requests are of one tenant: a header from a client would
+let it choose a tenant whose cached prompts it may hit, and whose share of a `fair` pool it may use up.
 """
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 
+from services.gateway.access import Caller
+from services.gateway.settings import Settings
 from shared.errors import InvalidRequest
 
 MAX_TENANT = 128
 """Characters of a tenant's name."""
+
+
+def tenant_of_request(request: Request, settings: Settings) -> str:
+    """The tenant of the caller's key, else what a trusted proxy says.
+
+    Raises:
+        InvalidRequest: as `tenant_of`.
+    """
+    caller: Caller = request.state.caller
+    return caller.tenant if caller.tenant is not None else tenant_of(request.headers, settings.tenant_header)
 
 
 def tenant_of(headers: Headers, name: str) -> str:

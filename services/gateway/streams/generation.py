@@ -20,7 +20,7 @@ from services.gateway.output.answers import answers_of
 from services.gateway.output.output_function import Delta, OutputFunction
 from services.gateway.streams.channel import Ending, TokenChannel
 from services.gateway.streams.custody import Attachment, Custody
-from services.gateway.streams.intake import AlreadySubmitted, Claim, End, Intake, Leave
+from services.gateway.streams.intake import AlreadySubmitted, Charge, Claim, End, Intake, Leave
 from services.gateway.streams.reader import StepLogReader
 from services.gateway.streams.sequences import News, Progress, Prompt, RunningSequence
 from services.gateway.text.tokenizer import TextTokenizer
@@ -28,6 +28,7 @@ from shared.errors import IdempotencyConflict, InvalidRequest, NoSuchResponse, P
 from shared.messages import Abort, FinishReason, ResponseHead, Stop, Submission
 from shared.redis_client import RedisFailure
 from shared.scripts.attachments import adopt
+from shared.scripts.quotas import Quota
 
 _STATUS = {"generation_failed": 500, "rejected": 400}
 _GATEWAY_ENDS = ("cancelled", "shutting_down")
@@ -76,6 +77,8 @@ class Generation:
     started_at: float
     """`time.monotonic()` at which the request arrived."""
     claim: Claim | None = None
+    quota: Quota | None = None
+    """Of the caller, who is charged for what this generation computes."""
     is_resumed: bool = False
     """Adopt what was submitted before, instead of submitting."""
     cause: str = "cancelled"
@@ -133,7 +136,9 @@ class Generation:
         self._is_submitted = True  # from here on they may be queued, whatever we hear
         window_s = self.attachment.window_s
         try:
-            await self.engine.intake.submit(self.submissions, self.head, window_s=window_s, claim=self.claim)
+            await self.engine.intake.submit(
+                self.submissions, self.head, window_s=window_s, claim=self.claim, quota=self.quota
+            )
         except (QueueFull, IdempotencyConflict, AlreadySubmitted):
             self._is_submitted = False
             raise
@@ -355,3 +360,5 @@ class Generation:
     def _untrack(self) -> None:
         for sequence in self._sequences.values():
             self.engine.reader.untrack(sequence.channel)
+        if self.quota is not None and not self.is_resumed:
+            self.engine.intake.tell(Charge(self.quota, self.num_output_tokens))

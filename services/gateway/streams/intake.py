@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import redis.asyncio
@@ -12,10 +13,12 @@ from shared.keys import Keys
 from shared.messages import FIELD, Abort, ResponseHead, Stop, Submission, encode
 from shared.redis_client import RedisFailure
 from shared.scripts import attachments, submit
+from shared.scripts.quotas import Quota, charge
 
 SUBMIT_TRIES = 3
 RETRY_S = 0.1
 BATCH = 256
+SETTLE_S = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +57,15 @@ class End:
     response_id: str
 
 
-Notice = Stop | Leave | End
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """A caller has had so many output tokens."""
+
+    quota: Quota
+    num_tokens: int
+
+
+Notice = Stop | Leave | End | Charge
 
 
 class Intake:
@@ -67,16 +78,24 @@ class Intake:
         self._outbox: asyncio.Queue[Notice] = asyncio.Queue()
 
     async def submit(
-        self, submissions: Sequence[Submission], head: ResponseHead, *, window_s: float, claim: Claim | None = None
+        self,
+        submissions: Sequence[Submission],
+        head: ResponseHead,
+        *,
+        window_s: float,
+        claim: Claim | None = None,
+        quota: Quota | None = None,
     ) -> None:
         """Queue all or none. A lost reply is made up for by a second try, which the script recognises.
 
         Raises:
-            QueueFull: a queue cap is reached. Nothing was queued.
+            QueueFull: a queue cap is reached, or the caller's quota. Nothing was queued.
             IdempotencyConflict: an id is taken, or the key has another body. Nothing was queued.
             AlreadySubmitted: the key stands for this very body. Nothing was queued.
             Unavailable: Redis does not answer. The requests may have been queued: abort them.
         """
+        if quota is not None:
+            await self._settle()
         for attempt in range(1, SUBMIT_TRIES + 1):
             try:
                 answer = await submit(
@@ -88,6 +107,7 @@ class Intake:
                     body_digest=claim.body_digest if claim else "",
                     head=head,
                     window_s=window_s,
+                    quota=quota,
                 )
             except RedisFailure as error:
                 logger.warning("submit, try %d: %s", attempt, type(error).__name__)
@@ -99,6 +119,12 @@ class Intake:
                 raise AlreadySubmitted(answer.request_id)
             raise IdempotencyConflict(f"the request id {answer.request_id} is taken")
         raise Unavailable("the message log is unreachable", reason="redis_unreachable")
+
+    async def _settle(self) -> None:
+        """What ended before counts no more."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                await self.flush()
 
     def tell(self, notice: Notice) -> None:
         """Send a notice soon."""
@@ -134,6 +160,8 @@ class Intake:
     def _add(self, pipe: redis.asyncio.client.Pipeline, notice: Notice) -> None:
         if isinstance(notice, Stop):
             pipe.xadd(self.keys.intake, {FIELD: encode(notice)})
+        elif isinstance(notice, Charge):
+            charge(pipe, self.keys, notice.quota, notice.num_tokens)
         elif isinstance(notice, End):
             pipe.zrem(self.keys.windows, notice.response_id)
         else:

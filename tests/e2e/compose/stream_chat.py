@@ -1,6 +1,7 @@
 """Streams one chat from a running server and checks it. Needs only the standard library: stream_chat.py URL."""
 
 import json
+import os
 import sys
 import time
 import urllib.error
@@ -32,16 +33,20 @@ def wait_until_ready(url: str) -> None:
     raise TimeoutError(f"{url} is not ready: {last}")
 
 
+def _headers() -> dict[str, str]:
+    """With the key of the environment, if there is one."""
+    key = os.environ.get("PAGEWIRE_API_KEY")
+    return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+
+
 def _get(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=_headers()), timeout=10) as answer:
         return json.load(answer)
 
 
 def stream_events(url: str, body: dict[str, Any]) -> Iterator[str]:
     """The data of each server-sent event."""
-    request = urllib.request.Request(
-        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), _headers())
     with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
         for line in answer:
             if line.startswith(b"data: "):

@@ -89,7 +89,7 @@ def test_sigterm_lets_streams_finish_and_exits_with_0(byte_model: Path, redis_ur
         assert "Traceback" not in (process.stderr.read() if process.stderr else "")
 
 
-def test_streams_beyond_the_grace_period_end_with_an_error(byte_model: Path, redis_url: str, keys: Keys) -> None:
+def test_streams_beyond_the_grace_period_are_cut_and_may_go_on_elsewhere(byte_model: Path, redis_url: str, keys: Keys) -> None:
     with (
         ScriptedPool(redis_url, keys, lambda s: Script(spell("x"), end=None)) as pool,
         gateway_process(byte_model, redis_url, shutdown_grace_s="0.5") as (process, url),
@@ -102,8 +102,8 @@ def test_streams_beyond_the_grace_period_end_with_an_error(byte_model: Path, red
         thread.join(20)
         assert result[0].chunks[-1]["error"]["code"] == "shutting_down"
         assert process.wait(20) == 0
-        aborts = pool.wait_for(lambda: pool.messages(Abort))
-        assert aborts[0].cause == "shutting_down"
+        assert pool.messages(Abort) == []
+        assert pool.client.zcard(keys.windows) == 1  # until its window is over
 
 
 def test_a_bad_model_folder_is_one_clear_line(tmp_path: Path, redis_url: str) -> None:
