@@ -89,7 +89,9 @@ def test_sigterm_lets_streams_finish_and_exits_with_0(byte_model: Path, redis_ur
         assert "Traceback" not in (process.stderr.read() if process.stderr else "")
 
 
-def test_streams_beyond_the_grace_period_are_cut_and_may_go_on_elsewhere(byte_model: Path, redis_url: str, keys: Keys) -> None:
+def test_streams_beyond_the_grace_period_are_cut_and_may_go_on_elsewhere(
+    byte_model: Path, redis_url: str, keys: Keys
+) -> None:
     with (
         ScriptedPool(redis_url, keys, lambda s: Script(spell("x"), end=None)) as pool,
         gateway_process(byte_model, redis_url, shutdown_grace_s="0.5") as (process, url),
