@@ -78,6 +78,11 @@ class Keys:
         return self._key("bucket", caller)
 
     @property
+    def usage(self) -> str:
+        """Stream: `UsageRecord`, one of every request that ended; trimmed by age."""
+        return self._key("usage")
+
+    @property
     def windows(self) -> str:
         """Sorted set: response id → Redis time (ms) at which it is given up unless a gateway pushes that ahead."""
         return self._key("windows")

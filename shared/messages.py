@@ -136,6 +136,29 @@ class Final(Message, frozen=True, tag=_tag("final")):
     """Of a beam search: best first. The record's output is that of the first."""
 
 
+class UsageRecord(Message, frozen=True, tag=_tag("usage")):
+    """What one request used, written in the commit of the tick that ended it: once, however it ended. Without text."""
+
+    request_id: str
+    """A choice of a response is a request of its own: `<id>#<k>`; further prompts are `<id>-<i>`."""
+    tenant: str
+    model: str
+    created: float
+    """Unix time, seconds; so is the next."""
+    ended: float
+    reason: FinishReason
+    cause: str
+    """Of an abort."""
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    """Those that count."""
+    num_generated_tokens: int
+    """Those that were computed."""
+    group: str = ""
+    """Choices with one group share the prompt: it is to be charged once."""
+
+
 # ---------------------------------------------------------------- intake: gateways and supervisors → scheduler
 
 

@@ -80,6 +80,9 @@ class Settings(BaseSettings):
     record_ttl_s: int = Field(3600, ge=1)
     """How long the record of an ended request stays readable."""
 
+    usage_keep_s: float = Field(7 * 86_400.0, ge=0)
+    """How long usage records are kept for whoever accounts for them."""
+
     record: str = ""
     """Folder into which everything that a replay needs is recorded; empty: nothing is."""
     record_file_bytes: int = Field(64 * 1024 * 1024, ge=4096)

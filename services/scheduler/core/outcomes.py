@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from shared.messages import Final, StepPlan, Tick
+from shared.messages import Final, FinishReason, StepPlan, Submission, Tick, UsageRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,29 @@ class Finished:
     output: bytes
     logprobs: bytes = b""
     """Packed float32, one per token of `output`, if `params.with_logprobs`."""
+    submission: Submission | None = None
+    num_generated_tokens: int = 0
+    """Committed tokens, those past a stop string included."""
+
+    def usage(self, ended: float) -> UsageRecord:
+        """What is to be accounted for. `ended`: Unix time, seconds."""
+        submission, final = self.submission, self.final
+        assert submission is not None
+        found = final.hypotheses[: submission.params.num_hypotheses]
+        return UsageRecord(
+            request_id=self.request_id,
+            tenant=submission.tenant,
+            model=submission.model,
+            created=submission.created,
+            ended=ended,
+            reason=final.reason,
+            cause=final.message if final.reason is FinishReason.ABORT else "",
+            num_prompt_tokens=len(submission.prompt_tokens) // 4,
+            num_cached_tokens=final.num_cached_tokens,
+            num_output_tokens=sum(len(h.tokens) // 4 for h in found) if found else final.num_output_tokens,
+            num_generated_tokens=self.num_generated_tokens,
+            group=submission.group,
+        )
 
 
 @dataclass(frozen=True, slots=True)

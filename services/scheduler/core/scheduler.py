@@ -312,7 +312,9 @@ class SchedulerCore:
             hypotheses=tuple(result.as_hypothesis() for result in results),
         )
         output = pack_int32(request.output[:num_output_tokens])
-        self._finished.append(Finished(request.request_id, final, output, logprobs.packed(request, num_output_tokens)))
+        scores = logprobs.packed(request, num_output_tokens)
+        generated = max(len(request.output), num_output_tokens)
+        self._finished.append(Finished(request.request_id, final, output, scores, request.submission, generated))
         self.emit(request, EventKind.FINISHED, num_output_tokens, reason, message)
 
     def _remember_end(self, request_id: str) -> None:

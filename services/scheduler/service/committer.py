@@ -14,7 +14,7 @@ from shared.scripts import AppendStatus, Operation, SetFields, TickCommit, XAdd,
 
 
 def tick_operations(keys: Keys, tick: Tick, outcome: TickOutcome, *, record_ttl_s: int) -> list[Operation]:
-    """Everything that `tick` led to: the plan that carries it or its own entry, request events, final records."""
+    """All that `tick` led to: the plan that carries it or its own entry, request events, final and usage records."""
     operations: list[Operation] = []
     planned = outcome.plan
     if planned is not None:
@@ -27,6 +27,7 @@ def tick_operations(keys: Keys, tick: Tick, outcome: TickOutcome, *, record_ttl_
     for ended in outcome.finished:
         fields = final_fields(ended.output, tick.log_id, ended.final, ended.logprobs)
         operations.append(SetFields(keys.request(ended.request_id), fields, record_ttl_s))
+        operations.append(XAdd(keys.usage, encode(ended.usage(tick.now))))
     return operations
 
 

@@ -114,7 +114,12 @@ class Leader:
         self._folder = Folder()
         self._overviews = OverviewMaker()
         self._queue_times = QueueTimeCounts()
-        self._trimmer = Trimmer(parts.keys, keep_s=settings.log_keep_s, keep_bytes=settings.log_keep_bytes)
+        self._trimmer = Trimmer(
+            parts.keys,
+            keep_s=settings.log_keep_s,
+            keep_bytes=settings.log_keep_bytes,
+            keep_usage_s=settings.usage_keep_s,
+        )
         self._answered: dict[Incarnation, int] = {}
         self._ended = dict.fromkeys(parts.old_streams)
         self._saving: Saved | None = None

@@ -37,13 +37,17 @@ class Saved(NamedTuple):
     """Incarnations whose plan streams nobody needs any more."""
 
 
+KEEP_USAGE_S = 7 * 86_400.0
+
+
 class Trimmer:
     """Knows what may go. `run` does it, in one pipeline; approximately, because whole nodes are cheap to cut."""
 
-    def __init__(self, keys: Keys, *, keep_s: float, keep_bytes: int) -> None:
+    def __init__(self, keys: Keys, *, keep_s: float, keep_bytes: int, keep_usage_s: float = KEEP_USAGE_S) -> None:
         self._keys = keys
         self._keep_ms = int(keep_s * 1000)
         self._keep_bytes = keep_bytes
+        self._keep_usage_ms = int(keep_usage_s * 1000)
         self._marks: deque[tuple[str, int]] = deque()
         """(entry id, payload bytes read up to and including it)."""
         self._num_bytes = 0
@@ -83,6 +87,9 @@ class Trimmer:
                 pipe.xtrim(self._keys.steps, minid=cut, approximate=True)
             if saved.intake_id != START:
                 pipe.xtrim(self._keys.intake, minid=saved.intake_id, approximate=True)
+            used_until = entry_order(saved.log_id)[0] - self._keep_usage_ms  # entry ids hold the time
+            if used_until > 0:
+                pipe.xtrim(self._keys.usage, minid=f"{used_until}-0", approximate=True)
             for (worker, number), answered in saved.answered.items():
                 pipe.xtrim(self._keys.plans(worker, number), minid=f"{answered}-0", approximate=True)
             ended = list(self._ended)

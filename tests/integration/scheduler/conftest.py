@@ -24,6 +24,7 @@ from shared.messages import (
     LogMessage,
     Submission,
     TickEntry,
+    UsageRecord,
     WorkerState,
     encode,
 )
@@ -191,6 +192,22 @@ class Pool:
             assert record.final is not None and record.final.end_reason == reason, request_id
             logprob = reference_logprob(submission, expected) if submission.params.with_logprobs else 0.0
             assert record.final.cumulative_logprob == logprob == sum(record.logprobs), request_id
+        self.check_usage()
+
+    def check_usage(self) -> None:
+        """Every request that ended has one usage record, which says what its final record says."""
+        decoder: Decoder[UsageRecord] = Decoder(UsageRecord)
+        records = [decoder.decode(payload) for _, payload in scan(self.client, self.keys.usage)]
+        used = {record.request_id: record for record in records}
+        assert len(used) == len(records), "a request was accounted for twice"
+        assert set(used) == {request_id for request_id in self.submissions if self.has_ended(request_id)}
+        for request_id, usage in used.items():
+            submission, final = self.submissions[request_id], self.record(request_id).final
+            assert final is not None
+            assert usage.reason == final.reason and usage.num_cached_tokens == final.num_cached_tokens
+            assert usage.num_prompt_tokens == len(submission.prompt_tokens) // 4
+            assert usage.num_output_tokens == final.num_output_tokens <= usage.num_generated_tokens
+            assert usage.ended >= usage.created == submission.created
 
     def told_cached(self) -> dict[str, int]:
         """Cached prompt tokens of requests, as the log tells them; each is told once."""
