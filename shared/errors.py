@@ -52,13 +52,15 @@ class NoSuchResponse(InvalidRequest):
 
 
 class QueueFull(PagewireError):
-    """The queue cap in requests or prompt tokens is reached; retry after `retry_after_s`."""
+    """The queue cap in requests or prompt tokens is reached; retry after `retry_after_s`. `whoever_asks`: no request has
+    room, whatever its size."""
 
     code = "queue_full"
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, whoever_asks: bool = False) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.whoever_asks = whoever_asks
 
 
 class RateLimited(QueueFull):

@@ -12,6 +12,8 @@ from redis.retry import Retry
 from shared.channel import Channel
 
 CONNECT_TIMEOUT_S = 2.0
+MAX_CONNECTIONS = 32
+"""Of one asyncio client: a burst of requests must not open a connection each."""
 BLOCK_MARGIN_S = 5.0
 """A blocking read may last this much longer than asked before its connection counts as broken."""
 
@@ -49,9 +51,15 @@ def open_channel_blocking(url: str, *, block_s: float) -> Channel:
 
 
 def connect_async(url: str, *, timeout_s: float = 5.0) -> redis.asyncio.Redis:
-    """As `connect`, for asyncio."""
-    retry = redis.asyncio.retry.Retry(NoBackoff(), 0)
-    return redis.asyncio.Redis.from_url(url, retry=retry, **_options(timeout_s))  # type: ignore[arg-type]
+    """As `connect`, for asyncio. Commands of many tasks share a few connections; who finds none free waits for one."""
+    pool = redis.asyncio.BlockingConnectionPool.from_url(
+        url,
+        max_connections=MAX_CONNECTIONS,
+        timeout=timeout_s,
+        retry=redis.asyncio.retry.Retry(NoBackoff(), 0),
+        **_options(timeout_s),
+    )
+    return redis.asyncio.Redis.from_pool(pool)
 
 
 def connect_async_blocking(url: str, *, block_s: float) -> redis.asyncio.Redis:

@@ -12,7 +12,7 @@ from typing import Any
 
 import redis.asyncio
 
-from shared.errors import ProtocolError, Unavailable
+from shared.errors import MemoryFull, ProtocolError, Unavailable
 from shared.keys import Keys
 from shared.leases import decode_lease, read_members_async
 from shared.limits import Limits, read_limits_async
@@ -22,6 +22,10 @@ from shared.redis_client import RedisFailure
 POLL_S = 0.5
 FRESH_S = 3.0
 """A view older than this says nothing."""
+
+MOST_MEMORY = 0.8
+"""Share of Redis' memory at which nothing new is accepted, so that running work can always publish."""
+MEMORY_RETRY_S = 5.0
 
 _NEVER_ADMIT = ("shutting_down", "redis_unreachable", "starting")
 
@@ -39,6 +43,8 @@ class PoolView:
     """Those whose lease is alive."""
     stats: PoolStats | None = None
     limits: Limits = field(default_factory=Limits)
+    memory_share: float = 0.0
+    """Of Redis' `maxmemory`, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +107,9 @@ class PoolMonitor:
         members = await read_members_async(self._client, self._keys)
         limits = await read_limits_async(self._client, self._keys)
         workers = tuple(m for m in members.values() if m is not None and m.service == "gpu_worker")
-        self.view = PoolView(time.monotonic(), decode_lease(leader), workers, _decode_stats(stats), limits)
+        memory: Any = await self._client.info("memory")
+        share = memory.get("used_memory", 0) / memory["maxmemory"] if memory.get("maxmemory") else 0.0
+        self.view = PoolView(time.monotonic(), decode_lease(leader), workers, _decode_stats(stats), limits, share)
         self._reachable = True
         if assess(self.view).is_ready:
             self._last_ready = self.view.at
@@ -126,6 +134,7 @@ class PoolMonitor:
         """Limits to validate a new request against. `reader_started`: answers could be read.
 
         Raises:
+            MemoryFull: what is left of Redis' memory is for requests that run.
             Unavailable: the pool cannot take requests. One that was ready a moment ago still can: the log keeps them.
         """
         state = self.readiness
@@ -135,6 +144,8 @@ class PoolMonitor:
             tolerable, state = False, Readiness("starting", "this gateway is starting")
         if self.view is None or not tolerable:
             raise Unavailable(state.message, reason=state.reason)
+        if self.view.memory_share >= MOST_MEMORY:
+            raise MemoryFull("Redis is nearly full; try again later", retry_after_s=MEMORY_RETRY_S)
         return self.view.limits
 
 

@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from services.gateway.app import create_app
+from services.gateway.http.connection import BoundedProtocol
 from services.gateway.settings import Settings
 from services.gateway.state import GatewayState
 from services.gateway.text.tokenizer import TextTokenizer
@@ -117,7 +118,7 @@ def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=BoundedProtocol,
         ws="none",
         lifespan="on",
         backlog=BACKLOG,

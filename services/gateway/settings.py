@@ -53,6 +53,8 @@ class Settings(BaseSettings):
     """Threads that parse, render and tokenize."""
     ping_interval_s: float = Field(10.0, gt=0)
     """A waiting stream sends a comment this often, so that proxies keep it open."""
+    write_timeout_s: float = Field(60.0, gt=0)
+    """A client that takes nothing for so long has left."""
     admission_grace_s: float = Field(10.0, ge=0)
     """Requests are still accepted this long after the pool was last seen ready."""
     outage_limit_s: float = Field(60.0, gt=0)

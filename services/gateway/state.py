@@ -101,7 +101,8 @@ async def open_gateway(
     """Start the gateway's tasks; stop them behind the block. `on_fatal`: a task died of a fault of ours."""
     keys = Keys(settings.pool)
     client = connect_async(settings.redis_url)
-    monitor = PoolMonitor(client, keys, admission_grace_s=settings.admission_grace_s)
+    health_client = connect_async(settings.redis_url)  # of its own: health waits behind no burst of requests
+    monitor = PoolMonitor(health_client, keys, admission_grace_s=settings.admission_grace_s)
     reader = StepLogReader(
         settings.redis_url, keys, outage_limit_s=settings.outage_limit_s, pool_outage_s=monitor.outage_s
     )
@@ -109,7 +110,7 @@ async def open_gateway(
     metrics = Metrics(settings.metrics_prefix, settings.model_names[0], lambda: monitor.view, lambda: reader.num_live)
     tracing = Tracing(settings.trace_exporter)
     text_pool = ThreadPoolExecutor(settings.text_threads, "text")
-    custody, background = Custody(client, keys), Background()
+    custody, background = Custody(health_client, keys), Background()
     state = GatewayState(
         settings=settings,
         engine=Engine(reader, intake, metrics, custody, background, tokenizer, text_pool),
@@ -130,6 +131,7 @@ async def open_gateway(
         state.text_pool.shutdown(wait=False, cancel_futures=True)
         tracing.close()
         await client.aclose()
+        await health_client.aclose()
 
 
 def _background(work: Coroutine[Any, Any, None], on_fatal: Callable[[], None]) -> asyncio.Task[None]:

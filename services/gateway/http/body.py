@@ -14,15 +14,25 @@ DRAIN_FACTOR = 8
 DRAIN_S = 2.0
 """A body that is too large is still read, and thrown away, up to 8 times the limit and 2 s: closing a connection that
 the client is writing to would destroy the answer on its way."""
+BODY_S = 60.0
 
 
 async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
     """The whole body, sized or chunked.
 
     Raises:
-        InvalidRequest: 413, more than `limit` bytes.
+        InvalidRequest: 413, more than `limit` bytes; 408, it took too long.
         ClientDisconnect: the client left.
     """
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await _read(receive, headers, limit)
+    except TimeoutError:
+        message = f"the body did not come within {BODY_S:g} s"
+        raise InvalidRequest(message, code="request_timeout", status=408) from None
+
+
+async def _read(receive: Receive, headers: Headers, limit: int) -> bytes:
     if int(headers.get("content-length", 0)) > limit:
         if "expect" not in headers:  # a client that asks first is told at once
             await _drain(receive, limit)

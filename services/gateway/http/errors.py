@@ -45,7 +45,7 @@ def error_response(
 def to_response(error: Exception, request_id: str) -> Response:
     """The answer to any exception. Unknown ones are told by the request's id only."""
     if isinstance(error, InvalidRequest):
-        headers = {"Connection": "close"} if error.status == 413 else None
+        headers = {"Connection": "close"} if error.status in (408, 413) else None
         return error_response(error.status, error.message, param=error.param, code=error.code, headers=headers)
     if isinstance(error, QueueFull):
         headers = {"Retry-After": str(max(1, ceil(error.retry_after_s)))}

@@ -71,7 +71,14 @@ async def stream(request: Request, request_id: str) -> Response:
     async def reopen(response_id: str) -> Answer:
         raise AssertionError("nothing is submitted")
 
-    return StreamResponse(answer, span, request_id, reopen, ping_interval_s=settings.ping_interval_s)
+    return StreamResponse(
+        answer,
+        span,
+        request_id,
+        reopen,
+        write_timeout_s=settings.write_timeout_s,
+        ping_interval_s=settings.ping_interval_s,
+    )
 
 
 def _tenant(request: Request, gateway: GatewayState) -> str:

@@ -15,7 +15,7 @@ import msgspec
 from opentelemetry.trace import Span, Status, StatusCode
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from services.gateway.cancelling import cancel_and_wait
 from services.gateway.http import sse
@@ -54,8 +54,9 @@ class GenerationResponse(Response):
 
     background = None
 
-    def __init__(self, answer: Answer, span: Span, request_id: str, reopen: Reopen) -> None:
+    def __init__(self, answer: Answer, span: Span, request_id: str, reopen: Reopen, *, write_timeout_s: float) -> None:
         self._take(answer)
+        self._write_timeout_s = write_timeout_s
         self._span = span
         self._request_id = request_id
         self._reopen = reopen
@@ -68,7 +69,7 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self._until_disconnect(self._answer(scope, receive, send), receive)
+            await self._until_disconnect(self._answer(scope, receive, self._bounded(scope, send)), receive)
         except Exception as error:
             self._span.set_status(Status(StatusCode.ERROR, type(error).__name__))
             raise
@@ -79,6 +80,20 @@ class GenerationResponse(Response):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         raise NotImplementedError
+
+    def _bounded(self, scope: Scope, send: Send) -> Send:
+        """`send`, which waits while the client does not read: not for ever. Tokens wait in their channels meanwhile."""
+
+        async def bounded(message: Message) -> None:
+            try:
+                async with asyncio.timeout(self._write_timeout_s):
+                    await send(message)
+            except TimeoutError:
+                self._generation.cause = "slow_client"
+                scope["state"]["abort_connection"]()
+                raise ClientDisconnect from None
+
+        return bounded
 
     async def _enter(self, stack: AsyncExitStack, scope: Scope) -> Generation:
         """Submit; or go on with the request that was submitted under the same key before, which gives its id."""
@@ -132,8 +147,17 @@ class StreamResponse(GenerationResponse):
     for a complete one.
     """
 
-    def __init__(self, answer: Answer, span: Span, request_id: str, reopen: Reopen, *, ping_interval_s: float) -> None:
-        super().__init__(answer, span, request_id, reopen)
+    def __init__(
+        self,
+        answer: Answer,
+        span: Span,
+        request_id: str,
+        reopen: Reopen,
+        *,
+        write_timeout_s: float,
+        ping_interval_s: float,
+    ) -> None:
+        super().__init__(answer, span, request_id, reopen, write_timeout_s=write_timeout_s)
         self._ping_interval_s = ping_interval_s
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -144,6 +168,8 @@ class StreamResponse(GenerationResponse):
                 if self._received.is_nothing:
                     await _write(send, self._openings())
                 await self._follow(generation, send)
+            except ClientDisconnect:
+                raise
             except Exception as error:
                 await _write(send, self._error(error))
                 if isinstance(error, GenerationFailed):

@@ -85,7 +85,7 @@ async def _serve(request: Request, kind: type[Body], request_id: str) -> Generat
     span = gateway.tracing.start_request(request.url.path, request_id, request.headers)
     try:
         body, submissions, digest = await gateway.in_text_pool(
-            _prepare, gateway, kind, data, limits, request_id, created, tenant, traceparent(span)
+            _prepare, gateway, kind, data, limits, request_id, created, tenant, traceparent(span), wish
         )
     except BaseException:
         span.end()
@@ -98,9 +98,17 @@ async def _serve(request: Request, kind: type[Body], request_id: str) -> Generat
         rest = wish if body.stream else replace(wish, last_event_id=None)
         return await open_response(gateway, response_id, tenant, rest, started_at)
 
+    settings = gateway.settings
     if not body.stream:
-        return WholeResponse(answer, span, request_id, reopen)
-    return StreamResponse(answer, span, request_id, reopen, ping_interval_s=gateway.settings.ping_interval_s)
+        return WholeResponse(answer, span, request_id, reopen, write_timeout_s=settings.write_timeout_s)
+    return StreamResponse(
+        answer,
+        span,
+        request_id,
+        reopen,
+        write_timeout_s=settings.write_timeout_s,
+        ping_interval_s=settings.ping_interval_s,
+    )
 
 
 def _prepare(
@@ -112,8 +120,11 @@ def _prepare(
     created: float,
     tenant: str,
     trace: str,
+    wish: Wish,
 ) -> tuple[Body, list[Submission], str]:
     """Bytes to checked submissions: parse, validate, render, tokenize. Runs in the text threads."""
+    if not wish.key_digest:  # one with a key may be there already
+        gateway.engine.intake.check_room()
     parsed = parse_json(data)
     body = bodies.read_body(kind, parsed)
     submissions = build_submissions(

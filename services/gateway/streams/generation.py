@@ -31,6 +31,7 @@ from shared.scripts.attachments import adopt
 from shared.scripts.quotas import Quota
 
 _STATUS = {"generation_failed": 500, "rejected": 400}
+_CLIENT_ENDS = ("client_disconnect", "slow_client")
 _GATEWAY_ENDS = ("cancelled", "shutting_down")
 """Causes that are no fault of the request: its client may go on with it at another gateway."""
 
@@ -331,7 +332,7 @@ class Generation:
         window_s = self._window_after_leaving()
         aborts = [Abort(s.submission.request_id, self.cause, attachment.number) for s in given_up]
         engine.intake.tell(Leave(attachment.response_id, attachment.number, window_s, tuple(aborts)))
-        if window_s and self.cause == "client_disconnect":
+        if window_s and self.cause in _CLIENT_ENDS:
             engine.background.start(self._go_on_alone())
         else:
             self._untrack()
@@ -340,7 +341,7 @@ class Generation:
     def _window_after_leaving(self) -> float:
         """How long it goes on; 0: not at all."""
         attachment = self.attachment
-        is_left = attachment.is_resumable and self.cause == "client_disconnect"
+        is_left = attachment.is_resumable and self.cause in _CLIENT_ENDS
         not_taken = self.is_resumed and self.cause == "refused"
         goes_on = is_left or not_taken or self.cause in _GATEWAY_ENDS
         return attachment.window_s if goes_on else 0.0

@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import redis.asyncio
 
-from shared.errors import IdempotencyConflict, PagewireError, Unavailable
+from shared.errors import IdempotencyConflict, PagewireError, QueueFull, Unavailable
 from shared.keys import Keys
 from shared.messages import FIELD, Abort, ResponseHead, Stop, Submission, encode
 from shared.redis_client import RedisFailure
@@ -19,6 +20,10 @@ SUBMIT_TRIES = 3
 RETRY_S = 0.1
 BATCH = 256
 SETTLE_S = 1.0
+SUBMITS_AT_ONCE = 8
+"""Few: so the first refusal of a flood comes before the rest has been sent."""
+FULL_S = 0.05
+"""A full queue is taken to stay full for so long: a flood is refused without the work that its requests would cost."""
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +81,17 @@ class Intake:
         self.keys = keys
         self._ttl_s = record_ttl_s
         self._outbox: asyncio.Queue[Notice] = asyncio.Queue()
+        self._slots = asyncio.Semaphore(SUBMITS_AT_ONCE)
+        self._full_until = 0.0
+
+    def check_room(self) -> None:
+        """For a request that would be refused: before it is tokenized. Callable from any thread.
+
+        Raises:
+            QueueFull: the queue was full a moment ago.
+        """
+        if time.monotonic() < self._full_until:
+            raise QueueFull("the queue is full (requests); try again later", whoever_asks=True)
 
     async def submit(
         self,
@@ -96,6 +112,19 @@ class Intake:
         """
         if quota is not None:
             await self._settle()
+        async with self._slots:
+            if claim is None:
+                self.check_room()
+            await self._submit(submissions, head, window_s, claim, quota)
+
+    async def _submit(
+        self,
+        submissions: Sequence[Submission],
+        head: ResponseHead,
+        window_s: float,
+        claim: Claim | None,
+        quota: Quota | None,
+    ) -> None:
         for attempt in range(1, SUBMIT_TRIES + 1):
             try:
                 answer = await submit(
@@ -109,6 +138,10 @@ class Intake:
                     window_s=window_s,
                     quota=quota,
                 )
+            except QueueFull as error:
+                if error.whoever_asks:
+                    self._full_until = time.monotonic() + FULL_S
+                raise
             except RedisFailure as error:
                 logger.warning("submit, try %d: %s", attempt, type(error).__name__)
                 await asyncio.sleep(RETRY_S * attempt)

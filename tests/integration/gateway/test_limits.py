@@ -1,0 +1,188 @@
+"""Too much of anything is refused at once, and what was accepted goes on (cases 87 to 94, 130)."""
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+
+from services.gateway.http import body as body_module
+from services.gateway.http import connection
+from shared.messages import Abort
+from tests.fakes.byte_model import answer, spell
+from tests.fakes.scripted_pool import Script
+from tests.fakes.sse_reader import parse_sse
+from tests.integration.gateway.conftest import OpenScene, Scene
+
+
+@pytest.fixture
+def sock(scene: Scene) -> Iterator[socket.socket]:
+    with closing(socket.create_connection(("127.0.0.1", scene.gateway.settings.port), timeout=10)) as made:
+        yield made
+
+
+def status_of(sock: socket.socket) -> int:
+    return int(sock.recv(65536).split(b" ")[1])
+
+
+# ---------------------------------------------------------------- the queue
+
+
+@dataclass
+class Flood:
+    """Streams that are asked for at the same time."""
+
+    refused: list[tuple[int, str]] = field(default_factory=list)
+    """(status, retry-after)."""
+    num_done: int = 0
+
+    async def post(self, client: httpx.AsyncClient, most_refused: int, on_refused: Callable[[], None]) -> None:
+        async with client.stream("POST", "/v1/completions", json={"prompt": "go", "stream": True}) as response:
+            if response.status_code == 200:
+                await response.aread()
+                self.num_done += 1
+                return
+            self.refused.append((response.status_code, response.headers["retry-after"]))
+            if len(self.refused) == most_refused:
+                on_refused()
+
+    async def run(self, url: str, count: int, most_refused: int, on_refused: Callable[[], None]) -> None:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=url, timeout=30, limits=limits, trust_env=False) as client:
+            await asyncio.gather(*(self.post(client, most_refused, on_refused) for _ in range(count)))
+
+
+@pytest.mark.timeout(60)
+def test_beyond_the_cap_exactly_the_rest_is_refused(open_scene: OpenScene) -> None:
+    """Admission held, cap 50, 200 sent at once: 150 times 429, before any of the 50 is answered; these all are."""
+    scene = open_scene(pool_cap_requests=50)
+    scene.post("/v1/completions", prompt="warm")
+    scene.pool.pause()
+
+    flood = Flood()
+    asyncio.run(flood.run(scene.gateway.url, 200, 150, scene.pool.resume))
+    refused = flood.refused
+    assert flood.num_done == 50
+    assert len(refused) == 150 and {status for status, _ in refused} == {429}
+    assert all(int(retry_after) >= 1 for _, retry_after in refused)
+    assert len(scene.pool.submissions) == 51
+    assert scene.post("/v1/completions", prompt="next").status_code == 200  # case 88: it recovers
+
+
+def test_one_refusal_is_fast(open_scene: OpenScene) -> None:
+    scene = open_scene(pool_cap_requests=1)
+    scene.pool.pause()
+    with scene.gateway.http.stream("POST", "/v1/completions", json={"prompt": "go", "stream": True}):
+        times = []
+        for _ in range(20):
+            started = time.monotonic()
+            response = scene.post("/v1/completions", prompt="x" * 400)
+            times.append(time.monotonic() - started)
+            assert response.status_code == 429 and response.json()["error"]["code"] == "queue_full"
+        assert sorted(times)[10] < 0.2, times
+        scene.pool.resume()
+
+
+def test_a_full_redis_takes_no_new_work_and_finishes_the_old(scene: Scene) -> None:
+    scene.scripts["go"] = answer("to the very end", hold_after=3)
+    redis = scene.pool.client
+    used = int(redis.info("memory")["used_memory"])
+    try:
+        with scene.gateway.http.stream("POST", "/v1/completions", json={"prompt": "go", "stream": True}) as response:
+            redis.config_set("maxmemory", int(used * 1.15))
+            scene.gateway.wait_for(lambda: scene.post("/v1/completions", prompt="new").status_code == 429)
+            refused = scene.post("/v1/completions", prompt="new")
+            assert refused.json()["error"]["code"] == "memory_full" and int(refused.headers["retry-after"]) >= 1
+            scene.pool.release()
+            assert parse_sse(response.iter_lines()).text() == "to the very end"
+    finally:
+        redis.config_set("maxmemory", 0)
+    scene.gateway.wait_for(lambda: scene.post("/v1/completions", prompt="new").status_code == 200)
+
+
+# ---------------------------------------------------------------- requests
+
+
+def test_large_headers_are_431(scene: Scene, sock: socket.socket) -> None:
+    sock.sendall(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-large: " + b"x" * 1_000_000)
+    assert status_of(sock) == 431
+    assert scene.gateway.http.get("/v1/models").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /v1/models HTTP/1.1\r\nhost: x\r\n" + b"".join(b"x-%d: y\r\n" % i for i in range(9000)) + b"\r\n",
+        b"GET /v1/models?" + b"x" * 70_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx: " + b"x" * 70_000 + b"\r\n\r\n",
+    ],
+    ids=["many", "path", "complete"],
+)
+def test_large_heads_of_every_kind_are_431(scene: Scene, sock: socket.socket, head: bytes) -> None:
+    sock.sendall(head)
+    assert status_of(sock) == 431
+
+
+def test_heads_that_fit_are_no_problem(scene: Scene) -> None:
+    headers = {f"x-{i}": "y" * 1000 for i in range(50)}
+    for _ in range(3):  # one connection: the count begins anew
+        assert scene.gateway.http.get("/v1/models", headers=headers).status_code == 200
+    body = {"prompt": "x" * 300, "user": "u" * 200_000}
+    assert scene.gateway.http.post("/v1/completions", json=body, headers=headers).status_code == 200
+
+
+def test_a_head_that_dribbles_is_cut(scene: Scene, sock: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slowloris."""
+    monkeypatch.setattr(connection, "HEAD_S", 0.3)
+    with closing(socket.create_connection(("127.0.0.1", scene.gateway.settings.port), timeout=10)) as slow:
+        slow.sendall(b"GET /v1/models HTTP/1.1\r\nhost:")
+        started = time.monotonic()
+        with suppress(ConnectionResetError):
+            assert slow.recv(1) == b""
+        assert time.monotonic() - started < 3
+
+
+def test_a_body_that_dribbles_is_408(scene: Scene, sock: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_module, "BODY_S", 0.3)
+    sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+    assert status_of(sock) == 408
+
+
+@pytest.mark.parametrize("deep", ["[" * 100_000, '{"prompt": ' + "[" * 100_000, '{"a":' * 50_000])
+def test_deep_json_is_400(scene: Scene, deep: str) -> None:
+    response = scene.gateway.http.post("/v1/completions", content=deep)
+    assert response.status_code == 400 and response.json()["error"]["code"] == "invalid_json"
+
+
+# ---------------------------------------------------------------- slow readers
+
+
+def open_stream(sock: socket.socket, **body: Any) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    data = json.dumps({"prompt": "go", "stream": True, "user": "u", **body}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
+    sock.sendall(head.encode() + data)
+
+
+def test_a_client_that_does_not_read_holds_nothing_up(open_scene: OpenScene) -> None:
+    """Case 93: what waits is bounded by the request's own tokens; the client is given up."""
+    scene = open_scene(write_timeout_s=1.0, pool_step_s=0.0005)
+    tokens = spell("x" * 60) * 8
+    scene.scripts["go"] = Script(tokens, end=None)
+    scene.scripts["fill"] = answer("x" * 480)
+    prompts = ["go"] * 100  # 48,000 events of 200 bytes: far more than socket and transport hold
+    with closing(socket.create_connection(("127.0.0.1", scene.gateway.settings.port))) as stuck:
+        open_stream(stuck, prompt=prompts, max_tokens=len(tokens))
+        scene.pool.wait_for(lambda: len(scene.pool.submissions) == 100)
+        assert scene.post("/v1/completions", prompt="neighbour").status_code == 200
+        scene.gateway.wait_for(lambda: scene.gateway.metric("requests_aborted_total", reason="slow_client") == 1, 30)
+    scene.pool.wait_for(lambda: scene.pool.messages(Abort) or not scene.gateway.state.engine.reader.num_live)
+    scene.gateway.wait_for(lambda: scene.gateway.state.engine.reader.num_live == 0)
+    server = scene.gateway.server.server_state
+    scene.gateway.wait_for(lambda: not server.tasks and len(server.connections) <= 1)
