@@ -200,8 +200,11 @@ class Pool:
         records = [decoder.decode(payload) for _, payload in scan(self.client, self.keys.usage)]
         used = {record.request_id: record for record in records}
         assert len(used) == len(records), "a request was accounted for twice"
-        assert set(used) == {request_id for request_id in self.submissions if self.has_ended(request_id)}
+        assert all(self.has_ended(request_id) for request_id in used)
+        assert set(used) >= {request_id for request_id in self.submissions if self.has_ended(request_id)}
         for request_id, usage in used.items():
+            if request_id not in self.submissions:
+                continue
             submission, final = self.submissions[request_id], self.record(request_id).final
             assert final is not None
             assert usage.reason == final.reason and usage.num_cached_tokens == final.num_cached_tokens
