@@ -52,8 +52,8 @@ class NoSuchResponse(InvalidRequest):
 
 
 class QueueFull(PagewireError):
-    """The queue cap in requests or prompt tokens is reached; retry after `retry_after_s`. `whoever_asks`: no request has
-    room, whatever its size."""
+    """The queue cap in requests or prompt tokens is reached; retry after `retry_after_s`. `whoever_asks`: there is no
+    room for any request, whatever its size."""
 
     code = "queue_full"
 
