@@ -34,8 +34,8 @@ class Seat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """`output` holds the committed tokens up to `log_id`, which is the log's end of the time of submission at first;
-    `final` is set once the request has ended."""
+    """`output` holds the committed tokens up to `log_id`, which lies before all of them at first; `final` is set once
+    the request has ended."""
 
     submission: Submission
     output: "array[int]"

@@ -4,6 +4,7 @@ FROM redis:7-bookworm
 RUN mkdir -p /data && chown redis:redis /data
 WORKDIR /data
 COPY infra/redis/redis.conf infra/redis/start.sh infra/redis/healthy.sh /etc/pagewire/
+COPY infra/redis/acl /etc/pagewire/acl
 
 USER redis
 VOLUME /data

@@ -1,5 +1,13 @@
 #!/bin/sh
-# Starts Redis with redis.conf and the password from REDIS_PASSWORD.
+# Starts Redis with redis.conf, the password from REDIS_PASSWORD and, of each service whose password is given, its user.
 set -eu
 : "${REDIS_PASSWORD:?is not set}"
-{ cat /etc/pagewire/redis.conf; echo "requirepass $REDIS_PASSWORD"; } | exec redis-server -
+here=${PAGEWIRE_REDIS_FILES:-/etc/pagewire}
+{
+  cat "$here/redis.conf"
+  echo "requirepass $REDIS_PASSWORD"
+  for service in gateway scheduler worker; do
+    password=$(printenv "REDIS_$(echo "$service" | tr '[:lower:]' '[:upper:]')_PASSWORD" || true)
+    [ -z "$password" ] || echo "$(grep '^user ' "$here/acl/$service.acl") >$password"
+  done
+} | exec redis-server - "$@"

@@ -8,9 +8,10 @@ bases=(python:3.11-slim-bookworm redis:7-bookworm)
 services=(redis scheduler gpu_worker gateway)
 port=${COMPOSE_TEST_PORT:-18000}
 export PAGEWIRE_PUBLISH=127.0.0.1:$port
-REDIS_PASSWORD=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')
-PAGEWIRE_API_KEY=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')
-export REDIS_PASSWORD PAGEWIRE_API_KEY
+secrets=(REDIS_PASSWORD REDIS_GATEWAY_PASSWORD REDIS_SCHEDULER_PASSWORD REDIS_WORKER_PASSWORD PAGEWIRE_API_KEY)
+for name in "${secrets[@]}"; do
+  export "$name=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')"
+done
 
 [ -z "${BASE_IMAGES_SCRIPT:-}" ] || "$BASE_IMAGES_SCRIPT" "${bases[@]}"
 docker info >/dev/null 2>&1 || { echo "error: no Docker engine answers" >&2; exit 1; }

@@ -17,6 +17,7 @@ from shared.errors import IdempotencyConflict, QueueFull, RateLimited
 from shared.keys import Keys
 from shared.messages import Lease, ResponseHead, Submission, Submit, WorkerFenced, encode
 from shared.scripts.quotas import BURST_S, Quota
+from shared.streams import START
 
 
 class _Script:
@@ -248,12 +249,14 @@ async def submit(
     idempotency_ttl_s: int = 86_400,
     head: ResponseHead | None = None,
     window_s: float = 0.0,
+    log_id: str = START,
     quota: Quota | None = None,
 ) -> Submitted:
     """Queue all `submissions` or none, atomically. Safe to repeat with the same ones.
 
     The first one's id stands for all of them; each counts by itself against the queue's caps. With a `head` they are a
-    response that is given up unless somebody answers for it within `window_s`.
+    response that is given up unless somebody answers for it within `window_s`. `log_id`: an entry of the step log
+    before all of their tokens, from which on whoever takes them over reads.
 
     Raises:
         QueueFull: a queue cap is reached.
@@ -264,10 +267,10 @@ async def submit(
     claim = f"{body_digest}|{first.request_id}" if idempotency_digest else ""
     names = [keys.intake, keys.limits, keys.idempotency(first.tenant, idempotency_digest or "-")]
     quota = quota or Quota("-")
-    names += [keys.windows, keys.steps, keys.callers_responses(quota.name), keys.bucket(quota.name)]
+    names += [keys.windows, keys.callers_responses(quota.name), keys.bucket(quota.name)]
     names += [keys.request(s.request_id) for s in submissions]
     args: list[Any] = [ttl_s, claim, idempotency_ttl_s, "" if head is None else encode(head), int(window_s * 1000)]
-    args += [quota.max_concurrent, quota.tokens_per_s, int(BURST_S * 1000)]
+    args += [log_id, quota.max_concurrent, quota.tokens_per_s, int(BURST_S * 1000)]
     for s in submissions:
         args += [s.request_id, encode(s), encode(Submit(request_id=s.request_id)), len(s.prompt_tokens) // 4]
     answer: Any

@@ -1,14 +1,14 @@
 -- Accepts one or more requests together, or says why not; nothing is queued unless everything is.
--- KEYS: intake, limits, idempotency, windows, step log, the caller's live responses, its token bucket, then the record
---       of each request
+-- KEYS: intake, limits, idempotency, windows, the caller's live responses, its token bucket, then the record of each
+--       request
 -- ARGV: record ttl s, idempotency value to store ('' = no key), idempotency ttl s, response head ('' = none), window ms,
---       the caller's most live responses, tokens/s, burst in ms (0: no limit), then of each request: id, submission,
---       Submit entry, prompt tokens
+--       id of a step-log entry before the tokens, the caller's most live responses, tokens/s, burst in ms (0: no limit),
+--       then of each request: id, submission, Submit entry, prompt tokens
 -- Answers {status, detail, retry after ms}: ACCEPTED id of the first | DUPLICATE id | CONFLICT id | FULL field
 --                                           | LIMITED concurrency or tokens
 local ttl, claim, claim_ttl, head, window = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
-local most_live, rate, burst = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
-local FIRST_KEY, FIRST_ARG, WIDTH = 8, 9, 4
+local log_id, most_live, rate, burst = ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local FIRST_KEY, FIRST_ARG, WIDTH = 7, 10, 4
 local count = #KEYS - FIRST_KEY + 1
 local function key(i) return KEYS[FIRST_KEY + i] end
 local function arg(i, part) return ARGV[FIRST_ARG + WIDTH * i + part] end
@@ -48,26 +48,23 @@ if number(6) > 0 and queued > 0 and queued_tokens + prompt_tokens > number(6) th
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-if most_live > 0 and redis.call('SCARD', KEYS[6]) >= most_live then
-  for _, id in ipairs(redis.call('SMEMBERS', KEYS[6])) do
-    if not redis.call('ZSCORE', KEYS[4], id) then redis.call('SREM', KEYS[6], id) end
+if most_live > 0 and redis.call('SCARD', KEYS[5]) >= most_live then
+  for _, id in ipairs(redis.call('SMEMBERS', KEYS[5])) do
+    if not redis.call('ZSCORE', KEYS[4], id) then redis.call('SREM', KEYS[5], id) end
   end
-  if redis.call('SCARD', KEYS[6]) >= most_live then return {'LIMITED', 'concurrency', 1000} end
+  if redis.call('SCARD', KEYS[5]) >= most_live then return {'LIMITED', 'concurrency', 1000} end
 end
 if rate > 0 then
   -- The bucket's value is the time (ms) at which it will be full again.
-  local full_at = math.max(now, tonumber(redis.call('GET', KEYS[7]) or '0'))
+  local full_at = math.max(now, tonumber(redis.call('GET', KEYS[6]) or '0'))
   if full_at - now >= burst then return {'LIMITED', 'tokens', math.ceil(full_at - now - burst) + 1} end
   full_at = full_at + prompt_tokens / rate * 1000
-  redis.call('SET', KEYS[7], string.format('%.0f', full_at), 'PX', math.ceil(full_at - now) + 1)
+  redis.call('SET', KEYS[6], string.format('%.0f', full_at), 'PX', math.ceil(full_at - now) + 1)
 end
 
 if claim ~= '' then redis.call('SET', KEYS[3], claim, 'EX', claim_ttl) end
 redis.call('HINCRBY', KEYS[2], 'submitted', count)
 redis.call('HINCRBY', KEYS[2], 'submitted_tokens', prompt_tokens)
--- Whoever takes a request over reads the log from here on: its tokens are still to come.
-local tail = redis.call('XREVRANGE', KEYS[5], '+', '-', 'COUNT', 1)
-local log_id = tail[1] and tail[1][1] or '0-0'
 for i = 0, count - 1 do
   redis.call('HSET', key(i), 'submission', arg(i, 1), 'log_id', log_id)
   redis.call('EXPIRE', key(i), ttl)
@@ -77,8 +74,8 @@ if head ~= '' then
   redis.call('HSET', key(0), 'head', head)
   redis.call('ZADD', KEYS[4], now + window, request_id)
   if most_live > 0 then
-    redis.call('SADD', KEYS[6], request_id)
-    redis.call('EXPIRE', KEYS[6], ttl)
+    redis.call('SADD', KEYS[5], request_id)
+    redis.call('EXPIRE', KEYS[5], ttl)
   end
 end
 return {'ACCEPTED', request_id}

@@ -135,10 +135,10 @@ class Generation:
         for sequence in self._sequences.values():
             self.engine.reader.track(sequence.channel)
         self._is_submitted = True  # from here on they may be queued, whatever we hear
-        window_s = self.attachment.window_s
+        window_s, log_id = self.attachment.window_s, next(iter(self._sequences.values())).channel.start_id
         try:
             await self.engine.intake.submit(
-                self.submissions, self.head, window_s=window_s, claim=self.claim, quota=self.quota
+                self.submissions, self.head, window_s=window_s, log_id=log_id, claim=self.claim, quota=self.quota
             )
         except (QueueFull, IdempotencyConflict, AlreadySubmitted):
             self._is_submitted = False

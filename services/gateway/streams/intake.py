@@ -99,6 +99,7 @@ class Intake:
         head: ResponseHead,
         *,
         window_s: float,
+        log_id: str,
         claim: Claim | None = None,
         quota: Quota | None = None,
     ) -> None:
@@ -115,13 +116,14 @@ class Intake:
         async with self._slots:
             if claim is None:
                 self.check_room()
-            await self._submit(submissions, head, window_s, claim, quota)
+            await self._submit(submissions, head, window_s, log_id, claim, quota)
 
     async def _submit(
         self,
         submissions: Sequence[Submission],
         head: ResponseHead,
         window_s: float,
+        log_id: str,
         claim: Claim | None,
         quota: Quota | None,
     ) -> None:
@@ -136,6 +138,7 @@ class Intake:
                     body_digest=claim.body_digest if claim else "",
                     head=head,
                     window_s=window_s,
+                    log_id=log_id,
                     quota=quota,
                 )
             except QueueFull as error:
