@@ -282,7 +282,7 @@ async def submit(
     if status == "LIMITED":
         raise RateLimited(f"this key's limit of {_LIMITS[detail]} is reached", retry_after_s=answer[2] / 1000)
     if status == "FULL":
-        raise QueueFull(f"the queue is full ({detail}); try again later", whoever_asks=detail == "requests")
+        raise QueueFull(f"the queue is full ({detail}); try again later", whoever_asks=bool(answer[2]))
     if status == "CONFLICT":
         raise IdempotencyConflict("the idempotency key was used with another body")
     return Submitted(status == "ACCEPTED", detail)

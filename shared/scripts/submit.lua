@@ -4,8 +4,8 @@
 -- ARGV: record ttl s, idempotency value to store ('' = no key), idempotency ttl s, response head ('' = none), window ms,
 --       id of a step-log entry before the tokens, the caller's most live responses, tokens/s, burst in ms (0: no limit),
 --       then of each request: id, submission, Submit entry, prompt tokens
--- Answers {status, detail, retry after ms}: ACCEPTED id of the first | DUPLICATE id | CONFLICT id | FULL field
---                                           | LIMITED concurrency or tokens
+-- Answers ACCEPTED, id of the first | DUPLICATE, id | CONFLICT, id | FULL, field, 1 if not even one has room
+--         | LIMITED, concurrency or tokens, retry after ms
 local ttl, claim, claim_ttl, head, window = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 local log_id, most_live, rate, burst = ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local FIRST_KEY, FIRST_ARG, WIDTH = 7, 10, 4
@@ -43,8 +43,10 @@ if taken then return {'DUPLICATE', taken} end
 local l = redis.call('HMGET', KEYS[2], 'submitted', 'left', 'cap_requests', 'submitted_tokens', 'left_tokens', 'cap_tokens')
 local function number(i) return tonumber(l[i] or 0) or 0 end
 local queued, queued_tokens = number(1) - number(2), number(4) - number(5)
-if number(3) > 0 and queued + count > number(3) then return {'FULL', 'requests'} end
-if number(6) > 0 and queued > 0 and queued_tokens + prompt_tokens > number(6) then return {'FULL', 'tokens'} end
+if number(3) > 0 and queued + count > number(3) then
+  return {'FULL', 'requests', queued >= number(3) and 1 or 0}
+end
+if number(6) > 0 and queued > 0 and queued_tokens + prompt_tokens > number(6) then return {'FULL', 'tokens', 0} end
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

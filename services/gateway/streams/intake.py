@@ -22,7 +22,7 @@ BATCH = 256
 SETTLE_S = 1.0
 SUBMITS_AT_ONCE = 8
 """Few: so the first refusal of a flood comes before the rest has been sent."""
-FULL_S = 0.05
+FULL_S = 0.02
 """A full queue is taken to stay full for so long: a flood is refused without the work that its requests would cost."""
 
 logger = logging.getLogger(__name__)
