@@ -92,7 +92,8 @@ def test_one_refusal_is_fast(open_scene: OpenScene) -> None:
 def test_a_full_redis_takes_no_new_work_and_finishes_the_old(scene: Scene) -> None:
     scene.scripts["go"] = answer("to the very end", hold_after=3)
     redis = scene.pool.client
-    redis.set("ballast", b"x" * 40_000_000)  # so that a few buffers more or less do not matter
+    for i in range(400):  # so that a few buffers more or less do not matter
+        redis.hset("ballast", str(i), "x" * 100_000)
     used = int(redis.info("memory")["used_memory"])
     try:
         with scene.gateway.http.stream("POST", "/v1/completions", json={"prompt": "go", "stream": True}) as response:
