@@ -22,7 +22,7 @@ from benchmarks.engine_step.steps import Steps, measure_steps
 from benchmarks.report import Bar, Report
 from services.cli.bench import Load, make_bodies
 from services.cli.settings import load_settings
-from services.gpu_worker.cache.kv_cache import KVCache
+from services.gpu_worker.cache.kv_cache import KVCache, cache_dtype
 from services.gpu_worker.engine import Engine, EngineConfig
 from services.gpu_worker.models.loading import load_model
 from services.gpu_worker.profile import Part
@@ -46,7 +46,8 @@ def alone(report: Report, folder: Path, options: argparse.Namespace) -> None:
     steps = Steps(steps=options.steps, temperature=options.temperature)
     model = load_model(folder, dtype=options.dtype, device=options.device)
     num_blocks = -(-(steps.prompt + steps.steps + max(options.rows) + 2) // BLOCK_SIZE) * max(options.rows)
-    cache = KVCache.allocate(model.config, num_blocks, BLOCK_SIZE, model.dtype, model.device)
+    dtype = cache_dtype(model.stored_dtype, model.dtype, model.config, BLOCK_SIZE, model.device)
+    cache = KVCache.allocate(model.config, num_blocks, BLOCK_SIZE, dtype, model.device)
     engine = Engine(model, cache, EngineConfig(max(options.rows), MAX_LENGTH, steps.chunk))
     engine.warm_up()
     print(f"{model.fingerprint}, {options.threads} threads, prompts of {steps.prompt} tokens, {steps.steps} steps")

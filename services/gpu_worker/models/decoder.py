@@ -37,11 +37,13 @@ class DecoderModel:
         weights: WeightReader,
         *,
         dtype: torch.dtype,
+        stored_dtype: torch.dtype,
         device: torch.device,
         on_progress: Callable[[float], None] | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
+        self.stored_dtype = stored_dtype
         self.device = device
         self.attention_s = 0.0
         self._inv_freq = {layer.rope: inverse_frequencies(layer.rope).to(device) for layer in config.layers}

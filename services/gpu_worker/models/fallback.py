@@ -38,10 +38,17 @@ class TransformersModel:
     """A model of Transformers; `Model` says what its members mean."""
 
     def __init__(
-        self, model: PreTrainedModel, config: ModelConfig, *, dtype: torch.dtype, device: torch.device
+        self,
+        model: PreTrainedModel,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        stored_dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self.config = config
         self.dtype = dtype
+        self.stored_dtype = stored_dtype
         self.device = device
         self.attention_s = 0.0
         self._model = model
@@ -151,7 +158,7 @@ def load_fallback(
     Args:
         raw, generation: the folder's `config.json` and `generation_config.json`.
         stored: the dtype that weights are rounded to.
-        dtype: of activations and KV cache.
+        dtype: of activations.
 
     Raises:
         ConfigError: Transformers does not know the model or cannot load it, or it cannot run over the paged cache.
@@ -172,7 +179,7 @@ def load_fallback(
             dtype=stored_dtype_name(raw),
             eos_token_ids=end_ids(raw, generation),
         )
-        wrapped = TransformersModel(model, config, dtype=dtype, device=device)
+        wrapped = TransformersModel(model, config, dtype=dtype, stored_dtype=stored, device=device)
         trial.check(wrapped)
     except ConfigError as error:
         raise ConfigError(f"model type {raw.get('model_type')!r} cannot run over the paged cache: {error}") from error

@@ -49,7 +49,7 @@ def load_model(
         )
     config = parse_config(raw, generation)
     with open_weights(folder, dtype=computed, rounded_to=stored, device=place) as weights, torch.inference_mode():
-        return DecoderModel(config, weights, dtype=computed, device=place, on_progress=on_progress)
+        return DecoderModel(config, weights, dtype=computed, stored_dtype=stored, device=place, on_progress=on_progress)
 
 
 def _read_folder(folder: Path) -> tuple[Raw, Raw]:
@@ -73,7 +73,7 @@ def stored_dtype(raw: Raw, dtype: str) -> torch.dtype:
 
 
 def compute_dtype(stored: torch.dtype, device: torch.device) -> torch.dtype:
-    """The dtype of activations and KV cache.
+    """The dtype of activations.
 
     A CPU without instructions for a 16-bit format multiplies it 3 to 8 times slower than float32 (2 cores, AVX-512,
     oneDNN: 40 against 240 GFLOP/s at 32 rows). There the weights keep their 16-bit values, but are held and multiplied

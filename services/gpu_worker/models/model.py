@@ -33,7 +33,11 @@ class Model(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations and KV cache."""
+        """Of activations."""
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """Of the numbers that weights are rounded to: on some CPUs narrower than what they are multiplied as."""
 
     @property
     def device(self) -> torch.device: ...

@@ -6,7 +6,7 @@ import time
 import torch
 
 from services.gpu_worker.cache.host_pool import HostPool, allocate_pool, pool_bytes_per_block
-from services.gpu_worker.cache.kv_cache import KVCache, kv_bytes_per_block
+from services.gpu_worker.cache.kv_cache import KVCache, cache_dtype, kv_bytes_per_block
 from services.gpu_worker.engine import Engine, EngineConfig
 from services.gpu_worker.models.loading import load_model
 from services.gpu_worker.models.model import Model
@@ -45,8 +45,9 @@ def load_worker(
         max_model_len=context_length(settings.max_model_len, model),
         max_num_batched_tokens=settings.max_num_batched_tokens,
     )
-    num_blocks = _num_blocks(settings, model, config)
-    cache = KVCache.allocate(model.config, num_blocks, settings.block_size, model.dtype, device)
+    dtype = cache_dtype(model.stored_dtype, model.dtype, model.config, settings.block_size, model.device)
+    num_blocks = _num_blocks(settings, model, config, dtype)
+    cache = KVCache.allocate(model.config, num_blocks, settings.block_size, dtype, device)
     pool = _host_pool(settings, model, cache)
     engine = Engine(model, cache, config, pool=pool)
     engine.warm_up()
@@ -55,7 +56,7 @@ def load_worker(
         block_size=settings.block_size,
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
-        fingerprint=fingerprint(model, settings.cpu_cache_dtype if pool.num_blocks else "auto"),
+        fingerprint=fingerprint(model, dtype, settings.cpu_cache_dtype if pool.num_blocks else "auto"),
         model=resolved.served_name,
         num_cpu_blocks=pool.num_blocks,
         block_bytes=cache.bytes_per_block,
@@ -91,20 +92,21 @@ def context_length(setting: int, model: Model) -> int:
     return setting or longest
 
 
-def fingerprint(model: Model, cpu_cache_dtype: str = "auto") -> str:
+def fingerprint(model: Model, kv_dtype: torch.dtype, cpu_cache_dtype: str = "auto") -> str:
     """Numerics: workers with equal ones continue each other's requests token by token."""
     level = torch.backends.cpu.get_cpu_capability() if model.device.type == "cpu" else _gpu_name(model.device)
     lossy = "" if cpu_cache_dtype == "auto" else f"-cpu-cache:{cpu_cache_dtype}"
-    return f"{model.fingerprint}-torch:{torch.__version__}-{level}{lossy}"
+    kv = str(kv_dtype).removeprefix("torch.")
+    return f"{model.fingerprint}-kv:{kv}-torch:{torch.__version__}-{level}{lossy}"
 
 
 def _gpu_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device).replace(" ", "_")
 
 
-def _num_blocks(settings: Settings, model: Model, config: EngineConfig) -> int:
+def _num_blocks(settings: Settings, model: Model, config: EngineConfig, dtype: torch.dtype) -> int:
     request = CacheRequest(settings.num_blocks, settings.kv_cache_memory, settings.num_workers)
-    bytes_per_block = kv_bytes_per_block(model.config, settings.block_size, model.dtype)
+    bytes_per_block = kv_bytes_per_block(model.config, settings.block_size, dtype)
     if model.device.type == "cpu":
         return blocks_on_cpu(request, bytes_per_block)
     free, total = torch.cuda.mem_get_info(model.device)
@@ -118,7 +120,7 @@ def _num_blocks(settings: Settings, model: Model, config: EngineConfig) -> int:
 
 
 def _host_pool(settings: Settings, model: Model, cache: KVCache) -> HostPool:
-    size = pool_bytes_per_block(model.config, settings.block_size, model.dtype, settings.cpu_cache_dtype)
+    size = pool_bytes_per_block(model.config, settings.block_size, cache.data.dtype, settings.cpu_cache_dtype)
     num_blocks = blocks_in_host_pool(settings.num_cpu_blocks, int(settings.swap_space * GIB), size)
     return allocate_pool(cache, num_blocks, settings.cpu_cache_dtype)
 

@@ -47,6 +47,7 @@ class Recording:
 
     def __init__(self, model: Model) -> None:
         self.config, self.dtype, self.device = model.config, model.dtype, model.device
+        self.stored_dtype = model.stored_dtype
         self.fingerprint, self.attention_s = model.fingerprint, 0.0
         self._model = model
         self.last: dict[int, torch.Tensor] = {}
