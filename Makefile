@@ -11,7 +11,8 @@ KERNELS := $(VENV)/.kernels
 CODE := benchmarks infra kernels services shared tests
 
 .DEFAULT_GOAL := help
-.PHONY: help env kernels model run test test-property lint format bench bench-scheduler bench-kv bench-engine compose-test clean
+.PHONY: help env kernels model run test test-property lint format bench bench-scheduler bench-kv bench-engine bench-kernels \
+	bench-gateway bench-quality bench-peers compose-test clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -59,8 +60,20 @@ bench-scheduler: $(STAMP) ## the scheduler: a step, an admission, the leader's t
 bench-kv: model ## the KV cache: memory, hits, allocation, swap or recompute, int8; fails at 4 % waste
 	$(BIN)/python -m benchmarks.kv_cache $(ARGS)
 
-bench-engine: model ## one step of the worker's engine at 1 to 64 rows, by kind of work
+bench-engine: model ## the worker's engine: a step and its parts; in-process against HTTP + Redis; fails if a bar is missed
 	$(BIN)/python -m benchmarks.engine_step $(ARGS)
+
+bench-kernels: $(STAMP) ## each kernel against the machine's measured bandwidth or arithmetic peak; fails if a bar is missed
+	$(BIN)/python -m benchmarks.kernels $(ARGS)
+
+bench-gateway: model ## CPU time of a gateway per streamed event; fails above 100 µs
+	$(BIN)/python -m benchmarks.gateway_events $(ARGS)
+
+bench-quality: model ## perplexity and KL of quantized weights against the exact ones; fails if a bar is missed
+	$(BIN)/python -m benchmarks.quality $(ARGS)
+
+bench-peers: model ## beside vLLM and llama.cpp (benchmarks/peers/setup.sh installs them); fails if a bar is missed
+	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 compose-test: ## the four containers: build, stream one chat, take down
 	infra/scripts/compose-test.sh

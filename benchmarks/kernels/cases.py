@@ -1,0 +1,126 @@
+"""The kernels of a decoder like SmolLM2-135M at the sizes that matter, through their public entries.
+
+Products run over the weights of all layers in turn, as a step does: what one layer needs would stay in a cache.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from benchmarks.kernels.timing import Case, Limit
+from kernels.linear.api import Linear
+from kernels.paged_attention.api import AttentionBatch, paged_attention, prepare
+from kernels.rms_norm.api import rms_norm
+from kernels.silu_mul.api import silu_mul
+from services.gpu_worker.cache.kv_cache import KVCache
+from services.gpu_worker.models.config import ModelConfig
+
+BLOCK_SIZE = 16
+FEW_ROWS = 4
+"""Up to so many rows a product is bound by reading weights."""
+MANY_ROWS = 32
+"""From so many rows on it is bound by arithmetic."""
+READ_BAR, BF16_BAR, INT8_BAR, ATTENTION_BAR = 85.0, 90.0, 75.0, 75.0
+"""Per cent of the limit."""
+Pack = Callable[[torch.Tensor], Linear]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """All packed weights of a model, with random values."""
+
+    linears: Sequence[Linear]
+    num_weights: int
+
+    def run(self, inputs: dict[int, torch.Tensor]) -> None:
+        """Every product once; `inputs` by their width."""
+        for linear in self.linears:
+            linear(inputs[linear.in_features])
+
+
+def pack_weights(config: ModelConfig, pack: Pack) -> Weights:
+    """Those of every layer and of the head, in bfloat16 before they are packed."""
+    hidden, heads = config.hidden_size, config.num_heads * config.head_dim
+    kv_heads = config.num_kv_heads * config.head_dim
+    layer = (
+        (heads + 2 * kv_heads, hidden),
+        (hidden, heads),
+        (2 * config.intermediate_size, hidden),
+        (hidden, config.intermediate_size),
+    )
+    shapes = [*layer * config.num_layers, (config.vocab_size, hidden)]
+    random = torch.Generator().manual_seed(0)
+    linears = [pack((0.05 * torch.randn(shape, generator=random)).bfloat16()) for shape in shapes]
+    return Weights(linears, sum(outputs * inputs for outputs, inputs in shapes))
+
+
+def products(config: ModelConfig, kind: str, pack: Pack, rows: Sequence[int]) -> Iterator[Case]:
+    """All products of a step. `kind` is `bf16` or `int8`."""
+    weights = pack_weights(config, pack)
+    is_integer = kind == "int8"
+    for num_rows in rows:
+        widths = (config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size)
+        inputs = {width: torch.randn(num_rows, width).bfloat16() for width in widths}
+        run = partial(weights.run, inputs)
+        name = f"{kind} products, {num_rows} rows"
+        if num_rows <= 2 * FEW_ROWS:
+            amount = weights.num_weights * (1.0 if is_integer else 2.0)
+            yield Case(name, run, amount, Limit.READ, READ_BAR if num_rows <= FEW_ROWS else None)
+        else:
+            limit, bar = (Limit.INT8, INT8_BAR) if is_integer else (Limit.BF16, BF16_BAR)
+            yield Case(name, run, 2.0 * num_rows * weights.num_weights, limit, bar if num_rows >= MANY_ROWS else None)
+
+
+class Attention:
+    """Several layers of a cache, more than processors cache, with a query for each."""
+
+    def __init__(self, config: ModelConfig, query_lens: Sequence[int], context_lens: Sequence[int]) -> None:
+        self.config = config
+        blocks = [-(-length // BLOCK_SIZE) for length in context_lens]
+        self.cache = KVCache.allocate(config, sum(blocks), BLOCK_SIZE, torch.bfloat16, "cpu")
+        self.cache.data.normal_()
+        order = torch.randperm(sum(blocks), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+        tables = torch.zeros(len(blocks), max(blocks), dtype=torch.int32)
+        for row, (start, count) in enumerate(zip(np.cumsum([0, *blocks[:-1]]).tolist(), blocks, strict=True)):
+            tables[row, :count] = order[start : start + count]
+        lens = (np.array(query_lens, np.int64), np.array(context_lens, np.int64))
+        self.batch: AttentionBatch = prepare(*lens, tables, self.cache.layer(0)[0])
+        self.query = torch.randn(sum(query_lens), config.num_heads, config.head_dim).bfloat16()
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all keys and values."""
+        return self.cache.data.nbytes
+
+    def run(self) -> None:
+        """Attention of every layer."""
+        for index in range(self.cache.num_layers):
+            paged_attention(self.query, *self.cache.layer(index), self.batch, scale=self.config.attention_scale)
+
+
+def decode_attention(config: ModelConfig, num_rows: int, context: int, bar: float | None) -> Case:
+    """One query a row."""
+    attention = Attention(config, [1] * num_rows, [context] * num_rows)
+    name = f"decode attention, {num_rows} × {context:,} tokens"
+    return Case(name, attention.run, float(attention.num_bytes), Limit.READ, bar)
+
+
+def prefill_attention(config: ModelConfig, num_rows: int, length: int) -> Case:
+    """Whole prompts; two products for each pair of a query and a key that it sees."""
+    attention = Attention(config, [length] * num_rows, [length] * num_rows)
+    pairs = num_rows * length * (length + 1) / 2
+    operations = 4.0 * config.head_dim * config.num_heads * pairs * attention.cache.num_layers
+    return Case(f"prefill attention, {num_rows} × {length:,} tokens", attention.run, operations, Limit.BF16)
+
+
+def small_operations(config: ModelConfig, num_rows: int) -> Iterator[Case]:
+    """What lies between products, over inputs that processors do not cache."""
+    hidden = torch.randn(num_rows, config.hidden_size).bfloat16()
+    weight = torch.ones(config.hidden_size).bfloat16()
+    gate_up = torch.randn(num_rows, 2 * config.intermediate_size).bfloat16()
+    moved = 2.0 * hidden.nbytes
+    yield Case(f"RMSNorm, {num_rows:,} rows", partial(rms_norm, hidden, weight, 1e-5), moved, Limit.READ)
+    yield Case(f"SiLU·mul, {num_rows:,} rows", partial(silu_mul, gate_up), 1.5 * gate_up.nbytes, Limit.READ)
