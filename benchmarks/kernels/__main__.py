@@ -8,8 +8,10 @@ float32 ones.
 """
 
 import argparse
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,8 +29,8 @@ from benchmarks.machine import instruction_sets
 from benchmarks.report import Report
 from kernels.linear.api import pack_linear
 from services.cli.settings import load_settings
-from services.gpu_worker.models.config import ModelConfig
-from services.gpu_worker.models.loading import load_config
+from services.gpu_worker.models.config import DecoderConfig
+from services.gpu_worker.models.families import parse_config
 from shared.model_store import DEFAULT_MODEL, resolve
 
 MIN_S = 0.05
@@ -38,7 +40,7 @@ ATTENTION_LAYERS = 8
 """Enough to exceed every cache; all of them would take 1.5 GB."""
 
 
-def cases(config: ModelConfig) -> dict[str, Callable[[], Iterator[Case]]]:
+def cases(config: DecoderConfig) -> dict[str, Callable[[], Iterator[Case]]]:
     """By group; each makes its tensors when it is asked for them."""
     few_layers = replace(config, num_layers=ATTENTION_LAYERS)
 
@@ -50,11 +52,12 @@ def cases(config: ModelConfig) -> dict[str, Callable[[], Iterator[Case]]]:
     return {
         "attention": attention,
         "bf16": lambda: products(config, "bf16", pack_linear, ROWS),
+        "int8": lambda: products(config, "int8", partial(pack_linear, is_int8=True), ROWS),
         "small": lambda: small_operations(config, 100_000),
     }
 
 
-def run(report: Report, chosen: Sequence[str], config: ModelConfig, repeats: int) -> None:
+def run(report: Report, chosen: Sequence[str], config: DecoderConfig, repeats: int) -> None:
     limits = Limits()
     for name, make in cases(config).items():
         if name in chosen:
@@ -65,7 +68,8 @@ def run(report: Report, chosen: Sequence[str], config: ModelConfig, repeats: int
 
 def main() -> int:
     home = load_settings({}).home.expanduser()
-    config = load_config(resolve(DEFAULT_MODEL, home).require_folder())
+    folder = resolve(DEFAULT_MODEL, home).require_folder()
+    config = parse_config(json.loads((folder / "config.json").read_text(encoding="utf-8")), {})
     groups = list(cases(config))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=groups, default=groups)

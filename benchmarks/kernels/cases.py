@@ -16,7 +16,7 @@ from kernels.paged_attention.api import AttentionBatch, paged_attention, prepare
 from kernels.rms_norm.api import rms_norm
 from kernels.silu_mul.api import silu_mul
 from services.gpu_worker.cache.kv_cache import KVCache
-from services.gpu_worker.models.config import ModelConfig
+from services.gpu_worker.models.config import DecoderConfig
 
 BLOCK_SIZE = 16
 FEW_ROWS = 4
@@ -41,7 +41,7 @@ class Weights:
             linear(inputs[linear.in_features])
 
 
-def pack_weights(config: ModelConfig, pack: Pack) -> Weights:
+def pack_weights(config: DecoderConfig, pack: Pack) -> Weights:
     """Those of every layer and of the head, in bfloat16 before they are packed."""
     hidden, heads = config.hidden_size, config.num_heads * config.head_dim
     kv_heads = config.num_kv_heads * config.head_dim
@@ -57,7 +57,7 @@ def pack_weights(config: ModelConfig, pack: Pack) -> Weights:
     return Weights(linears, sum(outputs * inputs for outputs, inputs in shapes))
 
 
-def products(config: ModelConfig, kind: str, pack: Pack, rows: Sequence[int]) -> Iterator[Case]:
+def products(config: DecoderConfig, kind: str, pack: Pack, rows: Sequence[int]) -> Iterator[Case]:
     """All products of a step. `kind` is `bf16` or `int8`."""
     weights = pack_weights(config, pack)
     is_integer = kind == "int8"
@@ -77,7 +77,7 @@ def products(config: ModelConfig, kind: str, pack: Pack, rows: Sequence[int]) ->
 class Attention:
     """Several layers of a cache, more than processors cache, with a query for each."""
 
-    def __init__(self, config: ModelConfig, query_lens: Sequence[int], context_lens: Sequence[int]) -> None:
+    def __init__(self, config: DecoderConfig, query_lens: Sequence[int], context_lens: Sequence[int]) -> None:
         self.config = config
         blocks = [-(-length // BLOCK_SIZE) for length in context_lens]
         self.cache = KVCache.allocate(config, sum(blocks), BLOCK_SIZE, torch.bfloat16, "cpu")
@@ -101,14 +101,14 @@ class Attention:
             paged_attention(self.query, *self.cache.layer(index), self.batch, scale=self.config.attention_scale)
 
 
-def decode_attention(config: ModelConfig, num_rows: int, context: int, bar: float | None) -> Case:
+def decode_attention(config: DecoderConfig, num_rows: int, context: int, bar: float | None) -> Case:
     """One query a row."""
     attention = Attention(config, [1] * num_rows, [context] * num_rows)
     name = f"decode attention, {num_rows} × {context:,} tokens"
     return Case(name, attention.run, float(attention.num_bytes), Limit.READ, bar)
 
 
-def prefill_attention(config: ModelConfig, num_rows: int, length: int) -> Case:
+def prefill_attention(config: DecoderConfig, num_rows: int, length: int) -> Case:
     """Whole prompts; two products for each pair of a query and a key that it sees."""
     attention = Attention(config, [length] * num_rows, [length] * num_rows)
     pairs = num_rows * length * (length + 1) / 2
@@ -116,7 +116,7 @@ def prefill_attention(config: ModelConfig, num_rows: int, length: int) -> Case:
     return Case(f"prefill attention, {num_rows} × {length:,} tokens", attention.run, operations, Limit.BF16)
 
 
-def small_operations(config: ModelConfig, num_rows: int) -> Iterator[Case]:
+def small_operations(config: DecoderConfig, num_rows: int) -> Iterator[Case]:
     """What lies between products, over inputs that processors do not cache."""
     hidden = torch.randn(num_rows, config.hidden_size).bfloat16()
     weight = torch.ones(config.hidden_size).bfloat16()

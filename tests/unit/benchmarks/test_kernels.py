@@ -1,4 +1,4 @@
-"""The benchmark of kernels: what counts as work, and against what it is held. The kernels themselves have other tests."""
+"""The benchmark of kernels: what counts as work, and what it is held against. The kernels have tests of their own."""
 
 import time
 from dataclasses import replace
@@ -10,7 +10,8 @@ from benchmarks.kernels import cases, timing
 from benchmarks.kernels.timing import Case, Limit, Timed
 from benchmarks.machine import ModelSize
 from kernels.linear.reference import ReferenceLinear
-from services.gpu_worker.models.config import ModelConfig, parse_config
+from services.gpu_worker.models.config import DecoderConfig
+from services.gpu_worker.models.families import parse_config
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],
@@ -32,7 +33,7 @@ TINY = {
 
 
 @pytest.fixture
-def config() -> ModelConfig:
+def config() -> DecoderConfig:
     return parse_config(TINY, {})
 
 
@@ -54,7 +55,7 @@ def test_only_cases_with_a_bar_are_judged() -> None:
     assert timing.bar_of(replace(case, bar=None), Timed(1.0, 1.0, 1.0)) is None
 
 
-def test_products_count_every_weight_of_the_model_once(config: ModelConfig) -> None:
+def test_products_count_every_weight_of_the_model_once(config: DecoderConfig) -> None:
     size = ModelSize(2 * (32 * 8 * (2 * 4 + 2 * 2) + 3 * 32 * 64), 32 * 96)
     total = size.num_body + size.num_head
     few, many = cases.products(config, "bf16", lambda weight: ReferenceLinear(weight, None), (4, 32))
@@ -65,13 +66,13 @@ def test_products_count_every_weight_of_the_model_once(config: ModelConfig) -> N
     few.run()
 
 
-def test_decode_attention_reads_every_key_and_value_once(config: ModelConfig) -> None:
+def test_decode_attention_reads_every_key_and_value_once(config: DecoderConfig) -> None:
     case = cases.decode_attention(config, 3, 40, None)
     assert case.amount == 3 * 48 * 2 * 2 * 2 * 8 * 2, "rows × whole blocks × layers × (K, V) × heads × head_dim × bytes"
     case.run()
 
 
-def test_prefill_attention_and_small_operations_run(config: ModelConfig) -> None:
+def test_prefill_attention_and_small_operations_run(config: DecoderConfig) -> None:
     with torch.inference_mode():
         for case in (cases.prefill_attention(config, 2, 20), *cases.small_operations(config, 10)):
             case.run()
