@@ -22,6 +22,7 @@ import psutil
 import redis
 
 from benchmarks.report import Bar, Report, Value
+from benchmarks.termination import exit_on_sigterm
 from services.cli.bench import Load, run_load
 from services.cli.redis_server import find_redis_server
 from services.cli.settings import load_settings
@@ -122,6 +123,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the figures there as well")
     parser.add_argument("--profile", type=Path, default=None, metavar="FILE", help="where the gateway's time went")
     options = parser.parse_args()
+    exit_on_sigterm()
     model = resolve(DEFAULT_MODEL, load_settings({}).home.expanduser()).require_folder()
     report = Report("gateway")
     with (

@@ -20,6 +20,7 @@ from benchmarks.engine_step.in_process import in_process
 from benchmarks.engine_step.over_http import AROUND, Usage, run
 from benchmarks.engine_step.steps import Steps, measure_steps
 from benchmarks.report import Bar, Report
+from benchmarks.termination import exit_on_sigterm
 from services.cli.bench import Load, make_bodies
 from services.cli.settings import load_settings
 from services.gpu_worker.cache.kv_cache import KVCache, cache_dtype
@@ -136,6 +137,7 @@ def parse() -> tuple[argparse.Namespace, dict[str, str]]:
 
 
 def main() -> int:
+    exit_on_sigterm()
     options, up = parse()
     torch.set_num_threads(options.threads)
     home = load_settings({}).home.expanduser()

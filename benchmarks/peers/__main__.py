@@ -21,6 +21,7 @@ from benchmarks.machine import Machine, ModelSize, instruction_sets
 from benchmarks.peers import figures
 from benchmarks.peers.servers import Contender, NotThere, contenders
 from benchmarks.report import Report
+from benchmarks.termination import exit_on_sigterm
 from kernels.native.library import level_name
 from services.cli import bench
 from services.cli.settings import load_settings
@@ -131,6 +132,7 @@ def parse(names: Sequence[str], peers: Path) -> argparse.Namespace:
 
 
 def main() -> int:
+    exit_on_sigterm()
     home = load_settings({}).home.expanduser()
     folder = resolve(DEFAULT_MODEL, home).require_folder()
     options = parse([c.name for c in contenders(Path(), home, folder)], home / "peers")

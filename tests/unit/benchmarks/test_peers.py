@@ -1,8 +1,14 @@
 """The comparison with peers: its arithmetic, and what it says when a peer is not there."""
 
+import signal
 import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from benchmarks.machine import Load, Machine, ModelSize, instruction_sets
@@ -64,6 +70,45 @@ def test_what_does_not_run_is_named_once_and_fails_the_run(capsys: pytest.Captur
 def test_a_server_that_ends_while_starting_says_why() -> None:
     with pytest.raises(NotThere, match="no such model"), child(["bash", "-c", "echo no such model; exit 3"], {}):
         pass
+
+
+def test_a_run_that_is_terminated_takes_its_server_with_it(tmp_path: Path) -> None:
+    """A server that outlived its benchmark took a core from whatever was measured next."""
+    pid_file = tmp_path / "pid"
+    script = f"""
+from benchmarks.peers.servers import child
+from benchmarks.termination import exit_on_sigterm
+exit_on_sigterm()
+with child(["bash", "-c", "echo $$ > {pid_file}; sleep 100 & wait"], {{}}):
+    pass
+"""
+    run = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        wait_until(lambda: pid_file.exists() and pid_file.read_text().strip())
+        server = psutil.Process(int(pid_file.read_text()))
+        sleeper = wait_until(server.children)[0]
+        run.terminate()
+        assert run.wait(20) == 128 + signal.SIGTERM
+    finally:
+        run.kill()
+    assert wait_until(lambda: has_ended(server) and has_ended(sleeper))
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Gone, or dead and waiting for an init that collects nothing."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """The condition's first true value."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return value
 
 
 def test_contenders_cover_the_goals() -> None:
