@@ -52,6 +52,7 @@ class FinishReason(StrEnum):
     ABORT = "abort"
     ERROR = "error"
     REJECTED = "rejected"
+    TIMEOUT = "timeout"  # a deadline of the request
 
 
 FINISH_REASONS: Mapping[EndReason, FinishReason] = {
@@ -61,6 +62,10 @@ FINISH_REASONS: Mapping[EndReason, FinishReason] = {
     EndReason.ERROR: FinishReason.ERROR,
 }
 """How a request ends that a worker ended."""
+
+
+DEADLINE_CAUSES = ("queue_deadline", "first_token_deadline", "deadline")
+"""Causes of the aborts that end a request with TIMEOUT; in the order of `Submission.deadlines`."""
 
 
 class EventKind(StrEnum):
@@ -91,6 +96,8 @@ class Submission(Message, frozen=True, tag=_tag("submission")):
     """Cached prefixes are shared only within tenant and salt."""
     group: str = ""
     """For one of several choices (`n`, `best_of`): the id of choice 0. All of a group have the same prompt."""
+    deadlines: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Seconds from `created` to the first admission, to the first token and to the end; 0: none."""
 
 
 class ResponseHead(Message, frozen=True, tag=_tag("response")):

@@ -25,6 +25,7 @@ from services.gateway.http.shapes import Shape, usage
 from services.gateway.streams.generation import Generation, GenerationFailed
 from services.gateway.streams.intake import AlreadySubmitted
 from services.gateway.streams.sequences import Progress
+from shared.messages import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,8 @@ class WholeResponse(GenerationResponse):
                     texts.setdefault(progress.choice, []).append(progress.text)
                     ends[progress.choice] = progress
         choices = [_with_text(ends[index], "".join(texts[index])) for index in sorted(ends)]
+        if all(c.finish_reason == FinishReason.TIMEOUT and not c.num_tokens for c in choices):
+            raise GenerationFailed("the request's deadline passed before its first token", code="deadline_exceeded")
         body = self._shape.whole(choices)
         body["usage"] = usage(generation.num_prompt_tokens, generation.num_output_tokens, generation.num_cached_tokens)
         await Response(msgspec.json.encode(body), media_type="application/json")(scope, receive, send)

@@ -22,6 +22,9 @@ MAX_CACHE_SALT = 256
 ROLES = ("system", "developer", "user", "assistant")
 ROLES_OF_TOOLS = ("tool", "function")
 
+MAX_TIMEOUT_S = 86_400.0
+Timeout = Annotated[float | None, Field(gt=0, le=MAX_TIMEOUT_S, allow_inf_nan=False)]
+
 SPECS: dict[str, ParamSpec] = {spec.name: spec for spec in NUMERIC_PARAMS}
 SPECS["max_completion_tokens"] = SPECS["max_tokens"]
 
@@ -79,6 +82,10 @@ class GenerationBody(BaseModel):
     cache_salt: Annotated[Text, Field(max_length=MAX_CACHE_SALT)] | None = None
     """Cached prompts are shared only among requests with the same salt."""
 
+    queue_timeout_s: Timeout = None
+    """Most seconds until it is computed for the first time; then it ends with the finish reason `timeout`."""
+    first_token_timeout_s: Timeout = None
+    timeout_s: Timeout = None
     background: bool | None = None
     """Go on for the resume window when the client leaves."""
 
@@ -134,6 +141,11 @@ class GenerationBody(BaseModel):
     def token_limit(self) -> int | None:
         """Most output tokens; None fills the context."""
         return self.max_tokens
+
+    @property
+    def deadlines(self) -> tuple[float, float, float]:
+        """Seconds to the first admission, the first token and the end; 0: none."""
+        return (self.queue_timeout_s or 0.0, self.first_token_timeout_s or 0.0, self.timeout_s or 0.0)
 
     def number(self, name: str) -> Any:
         """The value of a numeric parameter, or its default from the table."""

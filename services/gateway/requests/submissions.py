@@ -71,6 +71,7 @@ def build_submissions(
             tenant=tenant,
             traceparent=traceparent,
             cache_salt=body.cache_salt or "",
+            deadlines=body.deadlines,
         )
         submissions += _candidates(first, 1 if body.use_beam_search else body.num_candidates)
     return submissions

@@ -44,7 +44,7 @@ class Finished:
             created=submission.created,
             ended=ended,
             reason=final.reason,
-            cause=final.message if final.reason is FinishReason.ABORT else "",
+            cause=final.message if final.reason in (FinishReason.ABORT, FinishReason.TIMEOUT) else "",
             num_prompt_tokens=len(submission.prompt_tokens) // 4,
             num_cached_tokens=final.num_cached_tokens,
             num_output_tokens=sum(len(h.tokens) // 4 for h in found) if found else final.num_output_tokens,

@@ -19,6 +19,7 @@ from services.scheduler.core.policies import make_policy
 from services.scheduler.core.queue import WaitingQueue
 from services.scheduler.core.request import Request, RequestState, Signal
 from shared.messages import (
+    DEADLINE_CAUSES,
     FINISH_REASONS,
     EndReason,
     EventKind,
@@ -138,7 +139,8 @@ class SchedulerCore:
         """End a request that nobody waits for. An unknown id is ignored and counted."""
         request = self._live(request_id)
         if request is not None:
-            self._finish(request, FinishReason.ABORT, message=cause)
+            reason = FinishReason.TIMEOUT if cause in DEADLINE_CAUSES else FinishReason.ABORT
+            self._finish(request, reason, message=cause)
 
     def stop_request(self, request_id: str, num_output_tokens: int) -> None:
         """End a request after `num_output_tokens` tokens, now or when that many are committed."""

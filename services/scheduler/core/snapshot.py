@@ -24,7 +24,7 @@ from shared.errors import PagewireError
 from shared.messages import FinishReason, Submission
 from shared.packing import pack_float32, pack_int32, unpack_float32, unpack_int32
 
-FORMAT = 10
+FORMAT = 11
 """Rises with every change of the structs below or of what the core makes of them."""
 
 

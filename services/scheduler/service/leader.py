@@ -19,6 +19,7 @@ from services.scheduler.core.ticks import TickOutcome, apply_tick
 from services.scheduler.recording.recorder import Recorder
 from services.scheduler.service.chores import Every, pool_stats, publish_stats
 from services.scheduler.service.committer import Committer, tick_operations
+from services.scheduler.service.deadlines import Deadlines
 from services.scheduler.service.folder import Folder
 from services.scheduler.service.inbox import PAGE, Batch, Inbox
 from services.scheduler.service.leadership import Leadership
@@ -33,6 +34,7 @@ from services.scheduler.settings import Settings
 from shared.errors import Fenced
 from shared.keys import Keys
 from shared.messages import (
+    FIELD,
     IntakeMessage,
     LogMessage,
     ProcessDied,
@@ -43,7 +45,9 @@ from shared.messages import (
     TickEntry,
     WorkerEvent,
     WorkerFenced,
+    encode,
 )
+from shared.redis_client import RedisFailure
 from shared.scripts import Operation, SetValue
 from shared.streams import START
 
@@ -114,6 +118,7 @@ class Leader:
         self._folder = Folder()
         self._overviews = OverviewMaker()
         self._queue_times = QueueTimeCounts()
+        self._deadlines = Deadlines(request.submission for request in parts.position.core.requests.values())
         self._trimmer = Trimmer(
             parts.keys,
             keep_s=settings.log_keep_s,
@@ -280,6 +285,7 @@ class Leader:
             inputs.intake = []
         inputs.log, inputs.events = [], []
         self._is_unfolded |= bool(log)
+        self._deadlines.add(submissions.values())
         return self._apply(ticks, self._next_tick(events), log, intake, submissions).plan is not None
 
     def _plan_further(self, ticks: list[_Written]) -> bool:
@@ -350,6 +356,7 @@ class Leader:
 
     def _do_chores(self) -> None:
         core = self._position.core
+        self._abort_late()
         if self._limit.is_due():
             self._limits.write(self._client, core)
             self._limit.done()
@@ -359,6 +366,19 @@ class Leader:
         if self._trim.is_due():
             self._trimmer.run(self._client)
             self._trim.done()
+
+    def _abort_late(self) -> None:
+        """By way of intake, so that whoever follows or replays sees it."""
+        now = self._wall()
+        if self._deadlines.next_at() > now:
+            return
+        late = self._deadlines.take(self._position.core, now)
+        try:
+            for abort in late:
+                self._client.xadd(self._keys.intake, {FIELD: encode(abort)})
+        except RedisFailure:
+            self._deadlines.put_back(late, now)
+            raise
 
     def _publish_stats(self) -> None:
         position, now = self._position, self._wall()

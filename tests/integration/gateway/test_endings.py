@@ -105,3 +105,22 @@ def test_one_failing_prompt_of_several_ends_them_all(scene: Scene) -> None:
     assert "error" in stream.chunks[-1]
     aborted = scene.pool.wait_for(lambda: scene.pool.messages_of_abort())
     assert [a.request_id for a in aborted] == [next(i for i in scene.pool.submissions if not i.endswith("-1"))]
+
+
+def test_a_deadline_is_a_finish_of_its_own(scene: Scene) -> None:
+    """After tokens they are told, with the finish `timeout`; before the first one a whole answer is a 504."""
+    scene.scripts["late"] = Script(spell("some text"), end=None, event=FinishReason.TIMEOUT, message="deadline")
+    scene.scripts["never"] = Script((), end=None, event=FinishReason.TIMEOUT, message="queue_deadline")
+    body = {"model": "bytes", "timeout_s": 3, "queue_timeout_s": 1.5, "first_token_timeout_s": 2}
+    whole = scene.post("/v1/completions", prompt="late", **body).json()
+    assert whole["choices"][0]["text"] == "some text" and whole["choices"][0]["finish_reason"] == "timeout"
+    (submission,) = scene.pool.submissions.values()
+    assert submission.deadlines == (1.5, 2, 3)
+    stream = scene.stream("/v1/completions", prompt="late", **body)
+    assert stream.text() == "some text" and stream.finish_reasons() == ["timeout"]
+    nothing = scene.post("/v1/completions", prompt="never", **body)
+    assert nothing.status_code == 504 and nothing.json()["error"]["code"] == "deadline_exceeded"
+    assert scene.stream("/v1/completions", prompt="never", **body).finish_reasons() == ["timeout"]
+    for bad in (0, -1, 1e9, "1"):
+        refused = scene.post("/v1/completions", prompt="x", timeout_s=bad)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "timeout_s"

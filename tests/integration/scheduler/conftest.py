@@ -145,10 +145,14 @@ class Pool:
             submission = make_submission(
                 f"r{number}", prompt, max_tokens=length, min_tokens=length // 2, with_logprobs=number % 2 == 0
             )
-            self.submissions[submission.request_id] = submission
             fresh.append(submission)
-        asyncio.run(self._submit(fresh))
+            self.submissions[submission.request_id] = submission
+        self.submit_these(*fresh)
         return [submission.request_id for submission in fresh]
+
+    def submit_these(self, *submissions: Submission) -> None:
+        self.submissions |= {submission.request_id: submission for submission in submissions}
+        asyncio.run(self._submit(list(submissions)))
 
     async def _submit(self, submissions: list[Submission]) -> None:
         client = connect_async(self.url)
