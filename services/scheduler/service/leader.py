@@ -124,6 +124,7 @@ class Leader:
             keep_s=settings.log_keep_s,
             keep_bytes=settings.log_keep_bytes,
             keep_usage_s=settings.usage_keep_s,
+            most_s=settings.record_ttl_s,
         )
         self._answered: dict[Incarnation, int] = {}
         self._ended = dict.fromkeys(parts.old_streams)
@@ -364,7 +365,7 @@ class Leader:
             self._publish_stats()
             self._stats.done()
         if self._trim.is_due():
-            self._trimmer.run(self._client)
+            self._trimmer.run(self._client, self._wall())
             self._trim.done()
 
     def _abort_late(self) -> None:

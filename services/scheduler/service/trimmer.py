@@ -1,6 +1,7 @@
 """Trimming: nothing that a reader may still need is cut.
 
-step log      behind the last fold and snapshot, and only what is both older than a minute and more than 64 MB ago
+step log      behind the last fold and snapshot, and only what is both older than a minute and more than 64 MB ago, or
+              as old as the record of an ended request may be
 intake        behind the last snapshot
 plan streams  behind the last snapshot, as far as they are answered; those of ended incarnations are deleted
 """
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import redis
 
 from shared.keys import Keys
+from shared.records import LIVE_TTL_S
 from shared.streams import START, entry_order
 
 MARK_INTERVAL_MS = 500
@@ -38,16 +40,27 @@ class Saved(NamedTuple):
 
 
 KEEP_USAGE_S = 7 * 86_400.0
+MOST_S = 3600.0
+"""The step log holds tokens, which are text: older ones go even if there are few."""
 
 
 class Trimmer:
     """Knows what may go. `run` does it, in one pipeline; approximately, because whole nodes are cheap to cut."""
 
-    def __init__(self, keys: Keys, *, keep_s: float, keep_bytes: int, keep_usage_s: float = KEEP_USAGE_S) -> None:
+    def __init__(
+        self,
+        keys: Keys,
+        *,
+        keep_s: float,
+        keep_bytes: int,
+        keep_usage_s: float = KEEP_USAGE_S,
+        most_s: float = MOST_S,
+    ) -> None:
         self._keys = keys
         self._keep_ms = int(keep_s * 1000)
         self._keep_bytes = keep_bytes
         self._keep_usage_ms = int(keep_usage_s * 1000)
+        self._most_ms = int(max(keep_s, most_s) * 1000)
         self._marks: deque[tuple[str, int]] = deque()
         """(entry id, payload bytes read up to and including it)."""
         self._num_bytes = 0
@@ -72,8 +85,9 @@ class Trimmer:
         """Every live record holds its output up to `log_id`."""
         self._folded = log_id
 
-    def run(self, client: redis.Redis) -> None:
-        """Cut what may go.
+    def run(self, client: redis.Redis, now: float = 0.0) -> None:
+        """Cut what may go. `now`: Unix time, seconds; with it also what is old, however little there is, and what holds
+        tokens lives no longer than a day without a leader.
 
         Raises:
             RedisFailure: Redis did not answer; nothing is lost by that.
@@ -82,16 +96,19 @@ class Trimmer:
         if saved is None:
             return
         with client.pipeline(transaction=False) as pipe:
-            cut = self._log_cut(saved)
-            if cut != START:
-                pipe.xtrim(self._keys.steps, minid=cut, approximate=True)
+            self._trim_log(pipe, saved, now)
             if saved.intake_id != START:
                 pipe.xtrim(self._keys.intake, minid=saved.intake_id, approximate=True)
             used_until = entry_order(saved.log_id)[0] - self._keep_usage_ms  # entry ids hold the time
             if used_until > 0:
                 pipe.xtrim(self._keys.usage, minid=f"{used_until}-0", approximate=True)
             for (worker, number), answered in saved.answered.items():
-                pipe.xtrim(self._keys.plans(worker, number), minid=f"{answered}-0", approximate=True)
+                # Exactly: a plan holds the prompts of the rows that it adds.
+                pipe.xtrim(self._keys.plans(worker, number), minid=f"{answered + 1}-0", approximate=False)
+            if now:
+                plans = (self._keys.plans(worker, number) for worker, number in saved.answered)
+                for name in (self._keys.steps, self._keys.intake, self._keys.snapshot, *plans):
+                    pipe.expire(name, LIVE_TTL_S)
             ended = list(self._ended)
             if ended:
                 pipe.unlink(*(self._keys.plans(worker, number) for worker, number in ended))
@@ -99,11 +116,23 @@ class Trimmer:
         for incarnation in ended:
             del self._ended[incarnation]
 
+    def _trim_log(self, pipe: redis.client.Pipeline, saved: Saved, now: float) -> None:
+        cut = self._log_cut(saved)
+        too_old = self._bound(f"{max(0, int(now * 1000) - self._most_ms)}-0", saved)
+        if entry_order(too_old) > entry_order(cut):
+            pipe.xtrim(self._keys.steps, minid=too_old, approximate=False)
+        elif cut != START:
+            pipe.xtrim(self._keys.steps, minid=cut, approximate=True)
+
     def _log_cut(self, saved: Saved) -> str:
         """The oldest entry of the step log to keep."""
         while self._marks and self._is_old(self._marks[0]):
             self._aged = self._marks.popleft()[0]
-        return min(self._aged, saved.log_id, self._folded, key=entry_order)
+        return self._bound(self._aged, saved)
+
+    def _bound(self, entry_id: str, saved: Saved) -> str:
+        """No further than what a restart and records need."""
+        return min(entry_id, saved.log_id, self._folded, key=entry_order)
 
     def _is_far_from(self, mark_id: str, mark_bytes: int, log_id: str) -> bool:
         grown = self._num_bytes - mark_bytes >= self._keep_bytes // MARKS_PER_KEPT_LOG

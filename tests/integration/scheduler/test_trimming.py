@@ -7,7 +7,7 @@ import pytest
 from services.scheduler.service import leader as leader_module
 from services.scheduler.service.trimmer import Incarnation, Saved, Trimmer
 from shared.keys import Keys
-from shared.messages import Decoder, LogMessage
+from shared.messages import Decoder, LogMessage, StepPlan, StepResult
 from shared.records import Seat
 from shared.redis_client import connect
 from shared.step_log import StepLogFollower
@@ -16,6 +16,7 @@ from tests.fakes.content_worker import reference_output
 from tests.integration.scheduler.conftest import Pool, wait_for
 
 _log: Decoder[LogMessage] = Decoder(LogMessage)
+_plan: Decoder[StepPlan] = Decoder(StepPlan)
 SHORT = {"log_keep_s": 0.0, "log_keep_bytes": 0, "fold_interval_s": 0.2, "snapshot_interval_s": 0.1}
 
 
@@ -116,4 +117,29 @@ def test_a_plan_in_flight_is_never_cut(redis_url: str, keys: Keys) -> None:
     trimmer.run(client)
     left = [entry.entry_id for entry in scan(client, keys.plans("worker-0", 1))]
     client.close()
-    assert left == ["5-0", "6-0", "7-0"]
+    assert left == ["6-0", "7-0"]
+
+
+def test_text_does_not_outlive_its_records(pool: Pool) -> None:
+    """Case 137: prompts and outputs are token ids, which is their text. Once the records are gone nothing has them, but
+    what has a time to live because nobody leads any more."""
+    pool.worker(step_s=0.002)
+    scheduler = pool.scheduler(record_ttl_s=1, snapshot_interval_s=0.1, fold_interval_s=0.2, log_keep_s=0.5).start()
+    pool.submit(4, min_prompt=8, max_prompt=8, max_tokens=20)
+    pool.wait_until_ended()
+    wait_for(lambda: not pool.client.keys(pool.keys.request("*")))
+    wait_for(lambda: not any(tokens_in(pool)), timeout_s=10)
+    assert scheduler.leader is not None
+    lasting = {key.encode() for key in (pool.keys.fence, pool.keys.limits, pool.keys.members, pool.keys.usage)}
+    wait_for(lambda: all(pool.client.pttl(name) >= 0 for name in {*pool.client.keys("*")} - lasting))
+
+
+def tokens_in(pool: Pool) -> list[bytes]:
+    """What the streams hold of prompts and outputs."""
+    found = []
+    for _, payload in scan(pool.client, pool.keys.steps):
+        message = _log.decode(payload)
+        found += [message.tokens] if isinstance(message, StepResult) else []
+    for _, payload in scan(pool.client, pool.keys.plans("worker-0", 1)):
+        found += [row.tokens for row in _plan.decode(payload).added]
+    return found
