@@ -77,7 +77,7 @@ def admit(core: "SchedulerCore", lane: Lane, draft: PlanDraft, budget: int, *, l
         budget = lane.prefill_chunk(draft, seat, budget)
     if trial.first_target is lane:
         core.times_passed_over = 0
-    elif trial.first_target is not None and (lane.decode or draft.chunks):
+    elif trial.first_target is not None and (lane.clock.num_rows or draft.chunks):
         core.times_passed_over += 1
     return budget
 

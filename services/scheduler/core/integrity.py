@@ -149,12 +149,11 @@ def _check_rows(lane: Lane) -> None:
 def _check_clock(lane: Lane) -> None:
     seats = list(lane.seats.values())
     decoding = [seat for seat in seats if seat.first and seat.last > lane.planned]
-    assert lane.decode == len(decoding) <= lane.config.max_rows
+    assert lane.clock.num_rows == len(decoding) <= lane.config.max_rows
     assert sorted(lane.prefill) == sorted(seat.row for seat in seats if seat.computed < seat.known)
-    phased = [seat.row for phase in lane.phases for seat in phase.values()]
+    phased = [seat.row for phase in lane.clock.phases() for seat in phase]
     assert sorted(phased) == sorted(seat.row for seat in decoding)
-    scheduled = [(day, row) for day, rows in lane.calendar.items() for row in rows]
-    assert sorted(scheduled) == sorted((seat.last, seat.row) for seat in seats if seat.first)
+    assert sorted(lane.clock.days()) == sorted((seat.last, seat.row) for seat in seats if seat.first)
     assert [plan.plan_id for plan in lane.in_flight] == list(range(lane.answered + 1, lane.planned + 1))
     assert len(lane.in_flight) <= lane.config.plan_ahead
     assert lane.history.end == lane.answered + 1

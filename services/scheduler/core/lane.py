@@ -1,17 +1,5 @@
-"""One worker incarnation: its rows, its plans in flight and its decode clock.
-
-The clock is the plan id. A seat that becomes a decode row in plan `first` yields one token in every plan from then on:
-
-    tokens known before plan k     known + (k - first)
-    output index of its token in k known - num_prompt_tokens + (k - first)
-    needs a new block in plan k    when (known + k - first - 1) % block_size == 0
-    ends by length in plan         last = first + max_tokens - output index in `first` - 1
-
-So a step in which nothing starts, ends or crosses a block boundary touches no seat at all: `phases` holds the decode
-rows by k % block_size of their next boundary, `calendar` by their last plan.
-
-    plan      … first …              answered │ in flight │ planned   …   last
-    tokens      └─ output ─┘└─ history ──────┘└─ predicted ─────────────────┘
+"""One worker incarnation: its rows, its plans in flight, its blocks. When decode rows yield, grow and end: see
+`decode_clock.py`.
 """
 
 from collections import deque
@@ -21,7 +9,9 @@ from heapq import heappop, heappush
 from services.scheduler.core import beam_rows, logprobs, residency
 from services.scheduler.core.blocks import BlockPool
 from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.contradiction import is_silent
 from services.scheduler.core.cpu_tier import SwappedOut
+from services.scheduler.core.decode_clock import DecodeClock
 from services.scheduler.core.extents import NOWHERE
 from services.scheduler.core.history import MAX_STEPS, TokenHistory
 from services.scheduler.core.policies.base import Policy
@@ -30,10 +20,7 @@ from services.scheduler.core.rates import Rates, newest_rates
 from services.scheduler.core.request import Request
 from services.scheduler.core.seats import Ending, Ghost, InFlight, PlanDraft, Seat
 from shared.messages import EndReason, NewRow, StepPlan, StepResult, Tick
-from shared.packing import NO_TOKEN, are_tokens, pack_int32
-
-_NOTHING = pack_int32([NO_TOKEN])
-_END_REASONS = frozenset(EndReason)
+from shared.packing import pack_int32
 
 
 class Lane:
@@ -60,16 +47,12 @@ class Lane:
         self.draining = False
         self.broken = False
         """A result contradicts its plan, or is missing in the log: nothing it says is believed any more."""
-        self.planned = 0
+        self.clock = DecodeClock(config.block_size)
         self.answered = 0
         self.in_flight: deque[InFlight] = deque()
         self.seats: dict[int, Seat] = {}
         self.free_rows = list(range(config.max_rows))
         self.prefill: dict[int, Seat] = {}
-        self.decode = 0
-        """Decode rows of the next plan."""
-        self.phases: list[dict[int, Seat]] = [{} for _ in range(config.block_size)]
-        self.calendar: dict[int, dict[int, Seat]] = {}
         self.ghosts: dict[int, Ghost] = {}
         self.searches: dict[int, Seat] = {}
         """Beam searches by the row of their seat."""
@@ -82,6 +65,11 @@ class Lane:
         self.num_prefilled = 0
         """Tokens computed in chunks so far; with the next a gauge for people, so not in the snapshot."""
         self.num_generated = 0
+
+    @property
+    def planned(self) -> int:
+        """The last plan that was made."""
+        return self.clock.planned
 
     # ------------------------------------------------------------ what it can take
 
@@ -118,15 +106,11 @@ class Lane:
             return []
         return residency.match(request, self.pool, self.config.block_size)
 
-    def boundary(self) -> dict[int, Seat]:
-        """Decode rows that need a block in the next plan."""
-        return self.phases[(self.planned + 1) % self.config.block_size]
-
     # ------------------------------------------------------------ making a plan
 
     def grow(self, draft: PlanDraft) -> None:
         """Give a block to every decode row that crosses a boundary; the pool has enough."""
-        seats = self.boundary()
+        seats = self.clock.boundary()
         blocks = self.pool.allocate_each([seat.blocks[-1] for seat in seats.values()])
         for seat, block_id in zip(seats.values(), blocks, strict=True):
             seat.blocks.append(block_id)
@@ -201,17 +185,14 @@ class Lane:
         """Make the draft the lane's next plan and move the clock."""
         plan_id = draft.plan_id
         decoding = [seat for seat in draft.completed if seat.beams is None]
-        plan = InFlight(plan_id, self.decode + len(decoding), draft.reached, [beam.row for beam in draft.beams])
+        plan = InFlight(plan_id, self.clock.num_rows + len(decoding), draft.reached, [beam.row for beam in draft.beams])
         for seat in draft.completed:
             if seat.beams is not None:
                 beam_rows.complete(self, seat, plan)
         self.in_flight.append(plan)
-        self.planned = plan_id
+        self.clock.advance()
         for seat in sorted(decoding, key=_by_row):
             self._start_decode(seat, plan_id)
-        for seat in self.calendar.get(plan_id, {}).values():
-            if seat.first < plan_id:
-                self._stop_decode(seat)
         return StepPlan(
             plan_id=plan_id,
             tick=tick,
@@ -232,17 +213,7 @@ class Lane:
 
     def _schedule_decode(self, seat: Seat) -> None:
         self.policy.on_decoding(seat)
-        self.calendar.setdefault(seat.last, {})[seat.row] = seat
-        if seat.last > self.planned:
-            self.decode += 1
-            self._phase(seat)[seat.row] = seat
-
-    def _stop_decode(self, seat: Seat) -> None:
-        self.decode -= 1
-        del self._phase(seat)[seat.row]
-
-    def _phase(self, seat: Seat) -> dict[int, Seat]:
-        return self.phases[(seat.first + 1 - seat.known) % self.config.block_size]
+        self.clock.add(seat)
 
     def _drop_ghosts(self, plan_id: int) -> tuple[int, ...]:
         dropped = [ghost for ghost in self.ghosts.values() if not ghost.dropped]
@@ -252,30 +223,6 @@ class Lane:
         return tuple(sorted(ghost.row for ghost in dropped))
 
     # ------------------------------------------------------------ taking a result
-
-    def contradicts(self, result: StepResult) -> bool:
-        """Whether the result of the oldest plan in flight is not one that this plan can have."""
-        tokens = result.tokens
-        if len(tokens) % 4 or len(tokens) > 4 * self.config.max_num_seqs or not are_tokens(tokens):
-            return True
-        num_ended_silent = 0
-        ended = set()
-        for row, reason in result.ended:
-            seat = self.seats.get(row) or self.ghosts.get(row) or self.beam_rows.get(row)
-            if seat is None or row in ended or reason not in _END_REASONS:
-                return True
-            if isinstance(seat, Seat) and seat.beams is not None and reason != EndReason.ERROR:
-                return True
-            ended.add(row)
-            num_ended_silent += seat.yields_in(result.step_id) and _is_silent(tokens, row)
-        # Token ids are not negative, so four 0xff bytes are NO_TOKEN at any alignment.
-        num_yields = len(tokens) // 4 - tokens.count(_NOTHING)
-        due = self.calendar.get(result.step_id, {})
-        if result.logprobs and not logprobs.are_sound(result):
-            return True
-        if beam_rows.contradicts(self.in_flight[0], result, ended):
-            return True
-        return num_yields + num_ended_silent != self.in_flight[0].num_yields or not due.keys() <= ended
 
     def commit(self, result: StepResult) -> list[Ending]:
         """Take the result of the oldest plan in flight; the live requests that it ends, with their whole output."""
@@ -306,8 +253,8 @@ class Lane:
                 del self.ghosts[row]
                 heappush(self.free_rows, row)
             return None
-        self._unschedule(seat)
-        if _is_silent(result.tokens, row):
+        self.clock.remove(seat)
+        if is_silent(result.tokens, row):
             seat.last = result.step_id - 1
         self.collect(seat)
         if reason is EndReason.ERROR:
@@ -381,7 +328,7 @@ class Lane:
         self.tell_policy_left(seat)
         del self.seats[seat.row]
         self.prefill.pop(seat.row, None)
-        self._unschedule(seat)
+        self.clock.remove(seat)
         blocks, seat.blocks = seat.blocks, []
         if seat.beams is not None:
             blocks += beam_rows.leave(self, seat, ended_row)
@@ -390,16 +337,6 @@ class Lane:
         else:
             self.pool.release(blocks)
         seat.request.seat = None
-
-    def _unschedule(self, seat: Seat) -> None:
-        """Take the seat out of the decode clock, if it is there."""
-        day = self.calendar.get(seat.last, {})
-        if day.get(seat.row) is seat:
-            del day[seat.row]
-            if not day:
-                del self.calendar[seat.last]
-            if seat.last > self.planned:
-                self._stop_decode(seat)
 
     def _settle(self) -> None:
         """Free what no plan without a result can touch any more."""
@@ -429,8 +366,3 @@ class Lane:
 
 def _by_row(seat: Seat) -> int:
     return seat.row
-
-
-def _is_silent(tokens: bytes, row: int) -> bool:
-    value = tokens[4 * row : 4 * row + 4]
-    return not value or value == _NOTHING

@@ -40,7 +40,7 @@ def plan_for(core: "SchedulerCore", lane: Lane) -> StepPlan | None:
     draft = PlanDraft(lane.planned + 1)
     lane.grow(draft)
     beam_rows.plan(lane, draft)
-    budget = _prefill_budget(core, lane, lane.decode + len(draft.beams))
+    budget = _prefill_budget(core, lane, lane.clock.num_rows + len(draft.beams))
     running = sorted(lane.prefill.values(), key=lambda seat: core.policy.precedence(seat.request))
     if running and not (shortage or lane.swapped) and _is_claimed(core):
         budget = admit(core, lane, draft, budget, limit=1)
@@ -69,11 +69,11 @@ def _seat_others(core: "SchedulerCore", lane: Lane, draft: PlanDraft, budget: in
 
 def _is_due(lane: Lane, draft: PlanDraft) -> bool:
     """Whether there is something to do."""
-    return bool(lane.decode or draft.beams or draft.chunks or (lane.has_drops and not lane.in_flight))
+    return bool(lane.clock.num_rows or draft.beams or draft.chunks or (lane.has_drops and not lane.in_flight))
 
 
 def _lacks_blocks(lane: Lane) -> bool:
-    return len(lane.boundary()) + beam_rows.num_lacking(lane) > lane.pool.num_available
+    return len(lane.clock.boundary()) + beam_rows.num_lacking(lane) > lane.pool.num_available
 
 
 def _prefill_budget(core: "SchedulerCore", lane: Lane, num_single: int) -> int:

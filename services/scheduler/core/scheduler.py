@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.scheduler.core import draining, logprobs, planning, swap
-from services.scheduler.core.beams import MAX_LENGTH_PENALTY, Result
+from services.scheduler.core.beams import Result
 from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.contradiction import contradicts
+from services.scheduler.core.counters import Counters
 from services.scheduler.core.diagnostics import Diagnosis, diagnose
 from services.scheduler.core.forks import Groups
 from services.scheduler.core.integrity import check_integrity
@@ -17,6 +19,8 @@ from services.scheduler.core.lane import Lane
 from services.scheduler.core.outcomes import Finished, LiveOutput, ScheduledPlan, SchedulerStats
 from services.scheduler.core.policies import make_policy
 from services.scheduler.core.queue import WaitingQueue
+from services.scheduler.core.refusals import refusal
+from services.scheduler.core.report import live_output, stats_of
 from services.scheduler.core.request import Request, RequestState, Signal
 from shared.messages import (
     DEADLINE_CAUSES,
@@ -35,31 +39,6 @@ from shared.packing import pack_int32
 
 MAX_REMEMBERED_ENDS = 256
 """Ended requests whose id is remembered, so that a doubled `Submit` is not taken for a new one."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """The core's counters."""
-
-    preemptions: int = 0
-    requeues: int = 0
-    plans: int = 0
-    ignored: int = 0
-    left_requests: int = 0
-    left_tokens: int = 0
-    cache_queries: int = 0
-    cache_hits: int = 0
-    forks: int = 0
-    forked_blocks: int = 0
-    handovers: int = 0
-    swap_outs: int = 0
-    swap_ins: int = 0
-    demotions: int = 0
-    promotions: int = 0
-
-    def count_moves(self, num_demoted: int, num_promoted: int) -> None:
-        self.demotions += num_demoted
-        self.promotions += num_promoted
 
 
 @dataclass(slots=True)
@@ -230,7 +209,7 @@ class SchedulerCore:
         if lane is None or lane.incarnation != result.incarnation or lane.broken or result.step_id <= lane.answered:
             self.counters.ignored += 1
             return
-        if result.step_id != lane.answered + 1 or not lane.in_flight or lane.contradicts(result):
+        if result.step_id != lane.answered + 1 or not lane.in_flight or contradicts(lane, result):
             lane.broken = True
             self.counters.ignored += 1
             return
@@ -334,35 +313,9 @@ class SchedulerCore:
             self._reject_if_never(request)
 
     def _reject_if_never(self, request: Request) -> None:
-        refusal = self._refusal(request)
-        if refusal:
-            self._finish(request, FinishReason.REJECTED, message=refusal)
-
-    def _refusal(self, request: Request) -> str:
-        """Why the request can never be served; empty if it can."""
-        num_prompt, max_tokens = request.num_prompt_tokens, request.submission.params.max_tokens
-        if not num_prompt or len(request.submission.prompt_tokens) % 4 or max_tokens < 1:
-            return f"a prompt of {num_prompt} tokens with max_tokens {max_tokens} cannot be scheduled"
-        largest = self.largest_request_tokens()
-        if request.max_total_tokens <= largest:
-            return self._refusal_of_beams(request)
-        limit = "max_model_len" if largest == self.config.max_model_len else "the KV cache of the largest worker"
-        total = request.max_total_tokens
-        return f"prompt ({num_prompt}) plus max_tokens ({max_tokens}) is {total} tokens, but {limit} holds {largest}"
-
-    def _refusal_of_beams(self, request: Request) -> str:
-        params = request.submission.params
-        width, needed = params.beam_width, request.most_blocks(self.config.block_size)
-        if not width:
-            return ""
-        if not (1 <= params.num_hypotheses <= width and abs(params.length_penalty) <= MAX_LENGTH_PENALTY):
-            return f"{params.num_hypotheses} results of {width} beams with length_penalty {params.length_penalty}"
-        if width > self.config.max_rows:
-            return f"{width} beams need {width} sequences at once, but a worker takes {self.config.max_rows}"
-        largest = self.largest_worker_blocks()
-        if largest and needed > largest:
-            return f"{width} beams may need {needed} blocks, but the KV cache of the largest worker has {largest}"
-        return ""
+        message = refusal(self, request)
+        if message:
+            self._finish(request, FinishReason.REJECTED, message=message)
 
     def leave_queue(self, request: Request) -> None:
         """It was admitted, or ended: it no longer counts against the queue's caps."""
@@ -420,54 +373,10 @@ class SchedulerCore:
 
     def live_outputs(self) -> list[LiveOutput]:
         """Every live request's committed output, for folding into its record."""
-        return [self._live_output(request) for request in self.requests.values()]
-
-    def _live_output(self, request: Request) -> LiveOutput:
-        self.collect(request)
-        seat, place = request.seat, None
-        if seat is not None:
-            lane = seat.lane
-            if 0 < seat.first <= lane.answered:
-                place = (lane.worker, lane.incarnation, seat.row)
-        return LiveOutput(
-            request_id=request.request_id,
-            output=pack_int32(request.output),
-            seat=place,
-            num_cached_tokens=max(0, request.num_cached_tokens),
-            logprobs=logprobs.packed(request, len(request.output)),
-        )
+        return [live_output(self, request) for request in self.requests.values()]
 
     def stats(self) -> SchedulerStats:
-        lanes, counters = self.lanes.values(), self.counters
-        num_swapped = sum(len(lane.swapped) for lane in lanes)
-        return SchedulerStats(
-            num_running=len(self.requests) - len(self.waiting) - num_swapped,
-            num_waiting=len(self.waiting),
-            num_workers=len(self.lanes),
-            num_blocks=sum(lane.pool.num_blocks for lane in lanes),
-            num_free_blocks=sum(lane.pool.num_free for lane in lanes),
-            num_cached_blocks=sum(lane.pool.num_cached for lane in lanes),
-            num_preemptions=counters.preemptions,
-            num_requeues=counters.requeues,
-            num_handovers=counters.handovers,
-            num_plans=counters.plans,
-            num_ignored_messages=counters.ignored,
-            prefix_cache_queries=counters.cache_queries,
-            prefix_cache_hits=counters.cache_hits,
-            num_forks=counters.forks,
-            num_forked_blocks=counters.forked_blocks,
-            left_requests=counters.left_requests,
-            left_tokens=counters.left_tokens,
-            num_swapped=num_swapped,
-            num_cpu_blocks=sum(lane.pool.tier.num_blocks for lane in lanes),
-            num_free_cpu_blocks=sum(lane.pool.tier.num_free for lane in lanes),
-            num_cached_cpu_blocks=sum(lane.pool.tier.num_demoted for lane in lanes),
-            num_swap_outs=counters.swap_outs,
-            num_swap_ins=counters.swap_ins,
-            num_demotions=counters.demotions,
-            num_promotions=counters.promotions,
-            finished=tuple((str(reason), count) for reason, count in self.finished_by_reason.items()),
-        )
+        return stats_of(self)
 
     @property
     def is_idle(self) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.counters import Counters
 from services.scheduler.core.cpu_tier import SwappedOut
 from services.scheduler.core.history import TokenHistory
 from services.scheduler.core.lane import Lane
@@ -18,7 +19,7 @@ from services.scheduler.core.rates import Rates
 from services.scheduler.core.request import Request, RequestState
 from services.scheduler.core.saved_beams import SavedBeams, restore_beams, save_beams
 from services.scheduler.core.saved_pool import SavedPool, restore_pool, save_pool
-from services.scheduler.core.scheduler import Counters, KnownWorker, SchedulerCore
+from services.scheduler.core.scheduler import KnownWorker, SchedulerCore
 from services.scheduler.core.seats import Ghost, InFlight, Seat
 from shared.errors import PagewireError
 from shared.messages import FinishReason, Submission
@@ -263,7 +264,7 @@ def _restore_lane(saved: _SavedLane, core: SchedulerCore) -> Lane:
         saved.block_bytes,
     )
     lane.draining, lane.broken = saved.draining, saved.broken
-    lane.planned, lane.answered = saved.planned, saved.answered
+    lane.clock.planned, lane.answered = saved.planned, saved.answered
     lane.in_flight.extend(InFlight(*plan) for plan in saved.in_flight)
     lane.history = TokenHistory(core.config.max_num_seqs, base=saved.answered + 1)
     lane.rates = Rates(*saved.rates)

@@ -65,7 +65,7 @@ def test_block_boundaries_are_staggered() -> None:
     for index in range(64):
         bench.core.add_request(submission(index))
     bench.settle()
-    sizes = [len(phase) for phase in bench.core.lanes["w0"].phases]
+    sizes = [len(phase) for phase in bench.core.lanes["w0"].clock.phases()]
     assert sum(sizes) == 64 and max(sizes) <= 8 and sizes.count(0) <= 4
 
 

@@ -72,7 +72,7 @@ def test_others_are_planned_ahead_while_a_search_waits_for_its_candidates() -> N
     named = {plan.plan_id for plan in plans if plan.beams}
     assert len(named) >= 4
     assert not any(plan_id + 1 in named for plan_id in named), "with two plans in flight every second one names beams"
-    assert world.core.lanes["w"].decode == 1
+    assert world.core.lanes["w"].clock.num_rows == 1
     finish(world)
 
 
