@@ -19,11 +19,18 @@ FRESH_S = 1.0
 """A connection that was idle for longer is looked at before it is used: the server may have closed it."""
 
 
+def pack(*command: bytes | str | float) -> bytes:
+    """A command as it is sent."""
+    # hiredis declares a tuple of one argument, but packs any number.
+    packed: bytes = pack_command(command)  # type: ignore[arg-type]
+    return packed
+
+
 class Channel:
     """A connection of its own, made when it is first needed, for one thread.
 
-    Unless every reply was read, the connection is closed: an unread reply would answer the next command. The call
-    after that connects anew; what may be repeated is for callers to know.
+    Unless every reply was read, the connection is closed before it is used again: an unread reply would answer the next
+    command. Then it connects anew; what may be repeated is for callers to know.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -31,6 +38,7 @@ class Channel:
         self._connection: Any = client.connection_pool.make_connection()
         self._is_open = False
         self._used_at = 0.0
+        self._num_unread = 0
 
     def execute(self, *command: bytes | str | float) -> Any:
         """The raw reply: bytes, integers, lists of them, None.
@@ -39,10 +47,8 @@ class Channel:
             ResponseError: Redis refused the command.
             RedisFailure: the outcome is unknown.
         """
-        (reply,) = self.execute_all((command,))
-        if isinstance(reply, ResponseError):
-            raise reply
-        return reply
+        self.send_all((command,))
+        return self.receive()
 
     def execute_all(self, commands: Sequence[Command]) -> list[Any]:
         """The raw replies to commands that are sent together; a command that Redis refused has a `ResponseError`.
@@ -50,23 +56,68 @@ class Channel:
         Raises:
             RedisFailure: the outcome is unknown, of all of them.
         """
+        self.send_all(commands)
+        return self.receive_all(len(commands))
+
+    # ------------------------------------------------------------ a command now, its reply later
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether replies to `send_all` are to come."""
+        return self._num_unread > 0
+
+    def send_all(self, commands: Sequence[Command]) -> None:
+        """Send commands together; `receive` takes their replies. Those of earlier ones are given up.
+
+        Raises:
+            RedisFailure: there will be no reply.
+        """
+        if self._num_unread:
+            self.close()
         self._freshen()
-        connection = self._connection
         try:
-            # hiredis declares a tuple of one argument, but packs any number.
-            packed = b"".join(pack_command(command) for command in commands)  # type: ignore[arg-type]
-            connection.send_packed_command([packed], check_health=False)
-            replies = [self._reply() for _ in commands]
+            packed = b"".join([pack(*command) for command in commands])
+            self._connection.send_packed_command([packed], check_health=False)
         except BaseException:
             self.close()
             raise
-        self._is_open = True
-        return replies
+        self._is_open, self._num_unread = True, len(commands)
+
+    def receive_all(self, count: int) -> list[Any]:
+        """The next `count` replies, as `execute_all` answers them.
+
+        Raises:
+            RedisFailure: the outcome is unknown, of all of them.
+        """
+        return [self._receive() for _ in range(count)]
+
+    def receive(self) -> Any:
+        """The next raw reply.
+
+        Raises:
+            ResponseError: Redis refused the command.
+            RedisFailure: the outcome is unknown.
+        """
+        reply = self._receive()
+        if isinstance(reply, ResponseError):
+            raise reply
+        return reply
+
+    # ------------------------------------------------------------ the connection
 
     def close(self) -> None:
         """Close the connection; another call would open it again."""
-        self._is_open = False
+        self._is_open, self._num_unread = False, 0
         self._connection.disconnect()
+
+    def _receive(self) -> Any:
+        try:
+            reply = self._reply()
+        except BaseException:
+            self.close()
+            raise
+        self._num_unread -= 1
+        return reply
 
     def _reply(self) -> Any:
         try:

@@ -89,8 +89,12 @@ class Keys:
 
     @property
     def snapshot(self) -> str:
-        """String: the scheduler's state at one tick."""
+        """String: the scheduler's state at one tick, but for the cached blocks."""
         return self._key("snapshot")
+
+    def cached_blocks(self, worker: str, incarnation: int) -> str:
+        """Hash: the snapshot's part for each cached block of a worker incarnation."""
+        return self._key("blocks", worker, str(incarnation))
 
     @property
     def overview(self) -> str:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import redis
 import redis.asyncio
 
-from shared.channel import Channel
+from shared.channel import Channel, Command
 from shared.messages import FIELD
 
 START = "0-0"
@@ -36,12 +36,21 @@ def read_channel(
     channel: Channel, positions: Mapping[str, str], *, block_ms: int | None = None, count: int | None = None
 ) -> dict[str, list[Entry]]:
     """As `read`, for what is read at every step. The connection's time-out must be longer than `block_ms`."""
+    return raw_entries(channel.execute(*xread(positions, block_ms=block_ms, count=count)))
+
+
+def xread(positions: Mapping[str, str], *, block_ms: int | None = None, count: int | None = None) -> Command:
+    """The command of `read_channel`, for who sends it before he needs the answer; `raw_entries` are in its reply."""
     command: list[str | int] = ["XREAD"]
     if count is not None:
         command += ["COUNT", count]
     if block_ms is not None:
         command += ["BLOCK", block_ms]
-    reply = channel.execute(*command, "STREAMS", *positions, *positions.values())
+    return (*command, "STREAMS", *positions, *positions.values())
+
+
+def raw_entries(reply: Any) -> dict[str, list[Entry]]:
+    """What `read` answers, from a raw reply to XREAD."""
     return {stream.decode(): [_raw_entry(i, fields) for i, fields in rows] for stream, rows in reply or ()}
 
 

@@ -12,7 +12,7 @@ import redis
 import redis.asyncio
 from redis.exceptions import NoScriptError
 
-from shared.channel import Channel
+from shared.channel import Channel, Command, pack
 from shared.errors import IdempotencyConflict, QueueFull, RateLimited
 from shared.keys import Keys
 from shared.messages import Lease, ResponseHead, Submission, Submit, WorkerFenced, encode
@@ -61,12 +61,15 @@ class SetValue:
 
 @dataclass(frozen=True, slots=True)
 class SetFields:
-    """Set fields of a hash and its time to live."""
+    """Set fields of a hash (at most `MAX_FIELDS`) and its time to live."""
 
     key: str
     fields: Mapping[str, bytes]
     ttl_s: int
 
+
+MAX_FIELDS = 1000
+"""Lua unpacks at most 8,000 values."""
 
 Operation = XAdd | SetValue | SetFields
 
@@ -108,17 +111,17 @@ def _append_call(
             args += ["H", operation.ttl_s, len(operation.fields)]
             for field, value in operation.fields.items():
                 args += [field, value]
-    digest = blake2b(digest_size=12)
-    for part in (*targets, *args):
-        data = part if isinstance(part, bytes) else str(part).encode()
-        digest.update(len(data).to_bytes(8, "little") + data)
+    digest = blake2b(pack(len(targets), *targets, *args), digest_size=12).hexdigest()
     kind, _, worker = name.partition(":")
     digest_field = f"{kind}_digest:{worker}" if worker else f"{kind}_digest"
-    return targets, [number_field, number, name, sequence, digest_field, digest.hexdigest(), *args]
+    return targets, [number_field, number, name, sequence, digest_field, digest, *args]
 
 
-def commit_ticks(channel: Channel, keys: Keys, commits: Sequence[TickCommit]) -> list[AppendStatus]:
-    """Commit ticks in order, in one pipeline.
+def commit_ticks(
+    channel: Channel, keys: Keys, commits: Sequence[TickCommit], then: Sequence[Command] = ()
+) -> list[AppendStatus]:
+    """Commit ticks in order, in one pipeline. Commands `then` are sent with it; their replies are left to be received,
+    unless something went wrong (`Channel.is_awaited`).
 
     Repeating the same call after a lost reply is safe: ticks that had landed answer ALREADY. A STALE in the answer
     means that leadership is lost.
@@ -127,8 +130,11 @@ def commit_ticks(channel: Channel, keys: Keys, commits: Sequence[TickCommit]) ->
         _append_call(keys, c.operations, number_field="epoch", number=c.epoch, name="tick", sequence=c.tick)
         for c in commits
     ]
-    commands = [("EVALSHA", _FENCED_APPEND.sha, len(targets), *targets, *args) for targets, args in calls]
-    answers = channel.execute_all(commands)
+    commands: list[Command] = [
+        ("EVALSHA", _FENCED_APPEND.sha, len(targets), *targets, *args) for targets, args in calls
+    ]
+    channel.send_all([*commands, *then])
+    answers = channel.receive_all(len(commands))
     if any(isinstance(a, NoScriptError) for a in answers):
         channel.execute("SCRIPT", "LOAD", _FENCED_APPEND.source)
         answers = channel.execute_all(commands)

@@ -18,7 +18,14 @@ from services.scheduler.core.outcomes import Finished
 from services.scheduler.core.policies.base import PolicyName
 from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import SchedulerCore
-from services.scheduler.core.snapshot import restore, snapshot_request_ids, take_snapshot
+from services.scheduler.core.snapshot import (
+    Incarnation,
+    read_core,
+    restore_core,
+    save_changed_blocks,
+    save_core,
+    take_snapshot,
+)
 from services.scheduler.core.ticks import TickOutcome, apply_tick
 from shared.messages import (
     FINISH_REASONS,
@@ -148,7 +155,9 @@ class World:
         self.pending_intake: list[IntakeMessage] = []
         self.pending_events: list[WorkerEvent] = []
         self.ticks: list[RecordedTick] = []
-        self.snapshot = take_snapshot(self.core)
+        self.saved = save_core(self.core)
+        self.saved_blocks: dict[Incarnation, dict[int, bytes]] = {}
+        """What saves have left of each incarnation's cached blocks."""
         self.num_ticks = 0
         self.num_expected_ignored = 0
         self.num_preempted = 0
@@ -322,14 +331,17 @@ class World:
         return not outcome.is_empty
 
     def save(self) -> None:
-        """The leader writes its snapshot."""
-        self.snapshot = take_snapshot(self.core)
+        """The leader writes its snapshot: the core, and the cached blocks that changed."""
+        self.saved = save_core(self.core)
+        for incarnation, parts in save_changed_blocks(self.core).items():
+            self.saved_blocks.setdefault(incarnation, {}).update(parts)
         self.ticks.clear()
 
     def restart(self) -> None:
         """The leader dies: a new one restores the snapshot and applies the ticks since, which give the same plans."""
-        needed = {request_id: self.records[request_id] for request_id in snapshot_request_ids(self.snapshot)}
-        core = restore(self.snapshot, self.config, needed)
+        saved = read_core(self.saved)
+        needed = {request_id: self.records[request_id] for request_id in saved.request_ids}
+        core = restore_core(saved, self.saved_blocks, self.config, needed)
         core.check_integrity()
         for recorded in self.ticks:
             outcome = apply_tick(core, recorded.tick, recorded.log, recorded.intake, self.records)

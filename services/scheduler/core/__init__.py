@@ -3,9 +3,11 @@
 ticks.py        one tick: its inputs in their order, then one plan
 scheduler.py    SchedulerCore: a request's life, one plan per call
 beams.py        beam search, without rows and blocks; on a lane in beam_rows.py
-lane.py         one worker incarnation: rows, plans in flight, decode clock
+lane.py         one worker incarnation: rows, plans in flight; when they yield, grow and end: decode_clock.py
+contradiction.py whether a result can be that of its plan
 placement.py    which worker takes a waiting request
 victims.py      who is preempted
+refusals.py     what can never be served
 admission.py    who of those that wait gets a seat
 queue.py        the waiting queue, by class; policies/ rank the classes
 blocks.py       KV blocks of one worker, ref-counted; free ones in extents.py
@@ -17,7 +19,8 @@ prefix_cache.py full blocks by what they hold; those that nobody uses in evictab
 residency.py    what of a request is cached on a lane, and what its table leaves
 history.py      tokens of answered steps, as the arrays that came
 request.py      a request and its state machine
-snapshot.py     the whole state to bytes and back; pools in saved_pool.py
+snapshot.py     the whole state to bytes and back, in one piece or in parts: saved_lane.py, saved_pool.py, …
+report.py       figures and committed output, for others
 diagnostics.py  why does this request wait
 integrity.py    every invariant, checked
 """

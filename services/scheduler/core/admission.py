@@ -44,6 +44,8 @@ class Admissions(NamedTuple):
     """They lack blocks, in order."""
     first_target: Lane | None
     """Where the first request goes that goes anywhere."""
+    targets: dict[int, None]
+    """Index of each lane to which some request goes that was looked at."""
 
 
 def admit(core: "SchedulerCore", lane: Lane, draft: PlanDraft, budget: int, *, limit: int | None = None) -> int:
@@ -101,8 +103,33 @@ def _count_fork(core: "SchedulerCore", seat: Seat) -> None:
     request.num_cached_tokens = max(0, request.num_cached_tokens)
 
 
-def _place(core: "SchedulerCore", lane: Lane, budget: int, limit: int | None) -> Admissions:
-    """Waiting requests that go to `lane` now. Changes nothing."""
+class EmptyLanes:
+    """Which of the lanes on which nobody runs have a next plan: those to which somebody goes.
+
+    One look at the queue answers for all but the first that is asked for, as long as nothing changes: up to its first
+    newcomer, an empty lane makes no difference to where requests go.
+    """
+
+    def __init__(self, core: "SchedulerCore") -> None:
+        self._core = core
+        self._num_asked = 0
+        self._targets: dict[int, None] = {}
+
+    def may_have_plan(self, lane: Lane) -> bool:
+        """Whether `lane`, which is empty, may be some request's place."""
+        core = self._core
+        if not len(core.waiting):
+            return False
+        self._num_asked += 1
+        if self._num_asked == 1 or core.times_passed_over >= PATIENCE * len(core.lanes):
+            return True  # to try is no more work; and who waited for long goes wherever he can
+        if self._num_asked == 2:
+            self._targets = _place(core, None, core.config.max_num_batched_tokens, None).targets
+        return lane.index in self._targets
+
+
+def _place(core: "SchedulerCore", lane: Lane | None, budget: int, limit: int | None) -> Admissions:
+    """Waiting requests that go to `lane` now; without a lane, only where they would go. Changes nothing."""
     placement = Placement(core.lanes.values(), core.config)
     placed: list[Placed] = []
     passed: list[Request] = []
@@ -111,8 +138,9 @@ def _place(core: "SchedulerCore", lane: Lane, budget: int, limit: int | None) ->
     """Requests that may still be placed."""
     entering: dict[str, None] = {}
     may_reserve = True
-    if not placement.concerns(lane):
-        return Admissions([], [], None)
+    targets: dict[int, None] = {}
+    if lane is not None and not placement.concerns(lane):
+        return Admissions([], [], None, targets)
     for request in islice(core.waiting, limit):
         if may_reserve and not request.has_begun:
             draining.reserve(core, placement)
@@ -133,6 +161,7 @@ def _place(core: "SchedulerCore", lane: Lane, budget: int, limit: int | None) ->
             passed.append(request)
             continue
         first_target = first_target or target
+        targets[target.index] = None
         entering[request.submission.group] = None
         if target is lane:
             hits = placement.hits(request, lane) if source is None else []
@@ -141,9 +170,9 @@ def _place(core: "SchedulerCore", lane: Lane, budget: int, limit: int | None) ->
             most -= len(passed) > 0
             if not budget or not placement.has_row(lane):
                 break
-        if passed and most <= 0:
+        if (passed and most <= 0) or (lane is None and len(targets) == len(core.lanes)):
             break
-    return Admissions(placed, passed, first_target)
+    return Admissions(placed, passed, first_target, targets)
 
 
 def may_be_passed(core: "SchedulerCore", placement: Placement, request: Request) -> bool:

@@ -19,11 +19,12 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from itertools import takewhile
+from operator import attrgetter
 
 from services.scheduler.core.copies import PlannedCopies
 from services.scheduler.core.cpu_tier import CpuTier
 from services.scheduler.core.evictable import EvictableBlocks, Eviction
-from services.scheduler.core.extents import NOWHERE, Fit, FreeExtents
+from services.scheduler.core.extents import NOWHERE, Fit, FreeExtents, gaps
 from services.scheduler.core.prefix_cache import CachedBlock, Parent, PrefixCache
 from shared.messages import BlockCopies
 
@@ -131,39 +132,53 @@ class BlockPool:
         """Let the content of evicted blocks go on in the host pool: of the last ones; of how many."""
         if not (self.demotion and self.tier.num_blocks):
             return 0
-        entries = [self.cache.at(block_id) for block_id in evicted]
-        return self.tier.demote([entry for entry in entries if entry is not None])
+        entries = [entry for block_id in evicted if (entry := self.cache.at(block_id)) is not None]
+        num_moved = self.tier.demote(entries)
+        self._stamp(entries[len(entries) - num_moved :])
+        return num_moved
 
     def share(self, blocks: Iterable[int]) -> None:
         """One more table refers to `blocks`, which are in use or cached."""
+        references, idle = self._references, []
         for block_id in blocks:
-            if not self._references[block_id]:
-                assert block_id in self.evictable, f"block {block_id} is free"
-                self.evictable.discard(block_id)
-            self._references[block_id] += 1
+            if not references[block_id]:
+                idle.append(block_id)
+            references[block_id] += 1
+        if idle:
+            self.evictable.discard(idle)
 
     def release(self, blocks: Sequence[int]) -> None:
         """A table that refers to `blocks` is gone; the last reference frees a block or leaves it to the cache."""
-        references, freed = self._references, []
+        references, idle = self._references, []
         for block_id in reversed(blocks):
-            assert references[block_id] > 0, f"block {block_id} is free"
-            references[block_id] -= 1
-            if not references[block_id] and not self._stays(block_id):
-                freed.append(block_id)
-        self.free.give_all(freed)
+            num_left = references[block_id] = references[block_id] - 1
+            assert num_left >= 0, f"block {block_id} is free"
+            if not num_left:
+                idle.append(block_id)
+        if idle:
+            self._retire(idle)
 
-    def _stays(self, block_id: int) -> bool:
-        """Leave a block without references to the cache, if it is cached and may stay."""
-        entry = self.cache.at(block_id)
-        if entry is None:
-            return False
+    def _retire(self, idle: Sequence[int]) -> None:
+        """No table refers to these blocks any more: they are free, unless the cache keeps them."""
+        entries = [self.cache.at(block_id) for block_id in idle]
+        cached = [entry for entry in entries if entry is not None]
         if self.reclaim is Reclaim.IMMEDIATE:
-            self.cache.remove((block_id,))
-            return False
-        self.clock += 1
-        entry.entered = entry.entered or self.clock
-        self.evictable.add(block_id, now=self.clock, entered=entry.entered, num_hits=entry.num_hits)
-        return True
+            self.cache.remove([entry.block_id for entry in cached])
+            self.free.give_all(idle)
+            return
+        self._stamp(cached)
+        self.evictable.add(cached)
+        if len(cached) < len(idle):
+            self.free.give_all([block_id for block_id, entry in zip(idle, entries, strict=True) if entry is None])
+
+    def _stamp(self, entries: Sequence[CachedBlock]) -> None:
+        """They are released now, one after the other."""
+        for now, entry in enumerate(entries, self.clock + 1):
+            entry.released = now
+            if not entry.entered:
+                entry.entered = now
+        self.clock += len(entries)
+        self.cache.touch([entry.block_id for entry in entries])
 
     def quarantine(self, blocks: list[int], until: int) -> None:
         """Release `blocks` once plan `until` is answered. `until` never falls between calls."""
@@ -208,28 +223,36 @@ class BlockPool:
         if entry.is_demoted:
             self.tier.discard(entry)
         else:
-            self.evictable.discard(entry.block_id)
+            self.evictable.discard((entry.block_id,))
             self.free.give(entry.block_id)
 
-    def hit(self, entries: Iterable[CachedBlock]) -> list[int]:
+    def hit(self, entries: Sequence[CachedBlock]) -> list[int]:
         """A table begins with cached blocks, as far as they still are that.
 
         Demoted ones are copied into blocks. `status` of their number and that of the idle ones must be OK.
         """
-        hits = list(takewhile(self._is_readable, entries))
-        demoted = [entry for entry in hits if entry.is_demoted]
-        self.share([entry.block_id for entry in hits if not entry.is_demoted])
-        if demoted:
-            self.tier.claim(demoted)
-            before = next((entry.block_id for entry in reversed(hits) if not entry.is_demoted), NOWHERE)
-            self.tier.promote(demoted, self.allocate(len(demoted), before))
+        hits = self.cache.current(entries)
+        blocks = [entry.block_id for entry in hits]
+        if min(blocks, default=0) < 0:
+            hits = list(takewhile(self._is_readable, hits))
+            self._promote(hits)
+            blocks = [entry.block_id for entry in hits]
+        else:
+            self.share(blocks)
         for entry in hits:
             entry.num_hits += 1
-        return [entry.block_id for entry in hits]
+        self.cache.touch(blocks)
+        return blocks
+
+    def _promote(self, hits: Sequence[CachedBlock]) -> None:
+        """One more table refers to these; the demoted ones are copied into blocks of its own."""
+        demoted = [entry for entry in hits if entry.is_demoted]
+        resident = [entry.block_id for entry in hits if not entry.is_demoted]
+        self.share(resident)
+        self.tier.claim(demoted)
+        self.tier.promote(demoted, self.allocate(len(demoted), resident[-1] if resident else NOWHERE))
 
     def _is_readable(self, entry: CachedBlock) -> bool:
-        if self.cache.at(entry.block_id) is not entry:
-            return False
         return not entry.is_demoted or self.tier.is_readable(entry)
 
     def num_shared(self, entries: Iterable[CachedBlock]) -> int:
@@ -268,3 +291,15 @@ class BlockPool:
         """Refer to blocks of a restored table."""
         for block_id in blocks:
             self._references[block_id] += 1
+
+    def resume(self, pinned: Iterable[int]) -> None:
+        """All tables are adopted and the cache has its entries: what is idle, and what is free, follows from them.
+
+        `pinned` are the host blocks of swapped requests.
+        """
+        by_release = sorted(self.cache, key=attrgetter("released"))
+        idle = [entry for entry in by_release if not (entry.is_demoted or self._references[entry.block_id])]
+        self.evictable.add(idle)
+        used = [block_id for block_id, count in enumerate(self._references) if count]
+        self.free = FreeExtents(gaps(self.num_blocks, [*used, *self.evictable]), self.free.fit)
+        self.tier.resume([entry.slot for entry in by_release if entry.is_demoted], pinned)

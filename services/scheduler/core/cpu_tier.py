@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.copies import PlannedCopies
-from services.scheduler.core.extents import FreeExtents
+from services.scheduler.core.extents import FreeExtents, gaps
 from services.scheduler.core.prefix_cache import CachedBlock, PrefixCache
 from shared.messages import CopyKind
 
@@ -161,7 +161,7 @@ class CpuTier:
         """Slots of demoted blocks, oldest first."""
         return list(self._demoted)
 
-    def restore(self, free: Iterable[tuple[int, int]], demoted: Iterable[int]) -> None:
-        """Continue as the tier did that had these free runs and demoted blocks; the cache holds their entries."""
-        self.free = FreeExtents(free)
+    def resume(self, demoted: Sequence[int], pinned: Iterable[int]) -> None:
+        """Continue as the tier did that had these; `demoted` ones oldest first, the cache holds their entries."""
         self._demoted = OrderedDict.fromkeys(demoted)
+        self.free = FreeExtents(gaps(self.num_blocks, [*demoted, *pinned]))

@@ -5,12 +5,11 @@ found any more.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
 
-Rank = tuple[int, int]
-"""Smaller goes sooner; unique."""
+from services.scheduler.core.prefix_cache import CachedBlock
 
 
 class Eviction(StrEnum):
@@ -27,51 +26,49 @@ class Eviction(StrEnum):
 class EvictableBlocks:
     """A priority queue from which any block can be taken."""
 
-    def __init__(self, eviction: Eviction, ranks: Iterable[tuple[int, Rank]] = ()) -> None:
-        """`ranks` are (block_id, rank), as `ranks()` gives them."""
+    def __init__(self, eviction: Eviction) -> None:
         self.eviction = eviction
-        self._ranks = OrderedDict(ranks)
-        """By arrival, which under LRU is the order of ranks: no heap is needed."""
+        self._entries: OrderedDict[int, CachedBlock] = OrderedDict()
+        """By block, as they came: in the order of `released`, which is that of LRU, so that it needs no heap."""
         self._heap: list[tuple[int, int, int]] = []
-        """(*rank, block_id); entries of blocks that left or have another rank now are passed over."""
-        self._heap_again()
+        """(*rank, block_id); what stands for blocks that left or have another rank now is passed over."""
 
     def __len__(self) -> int:
-        return len(self._ranks)
+        return len(self._entries)
 
     def __contains__(self, block_id: int) -> bool:
-        return block_id in self._ranks
+        return block_id in self._entries
 
-    def add(self, block_id: int, *, now: int, entered: int, num_hits: int) -> None:
-        """`now` rises with every call; `entered` was `now` when the block came here first."""
-        if self.eviction is Eviction.LRU:
-            self._ranks[block_id] = (0, now)
-            return
-        rank = (num_hits, now) if self.eviction is Eviction.LFU else (0, entered)
-        self._ranks[block_id] = rank
-        heappush(self._heap, (*rank, block_id))
+    def __iter__(self) -> Iterator[int]:
+        """Blocks, as they came."""
+        return iter(self._entries)
 
-    def discard(self, block_id: int) -> None:
-        """A table refers to the block again, or it is not cached any more."""
-        del self._ranks[block_id]
-        if len(self._heap) > 2 * len(self._ranks) + 256:
-            self._heap_again()
+    def add(self, entries: Iterable[CachedBlock]) -> None:
+        """No table refers to their blocks any more; `released` rises with every entry."""
+        for entry in entries:
+            self._entries[entry.block_id] = entry
+            if self.eviction is not Eviction.LRU:
+                heappush(self._heap, (*self._rank(entry), entry.block_id))
+
+    def discard(self, blocks: Iterable[int]) -> None:
+        """Tables refer to these blocks again, or they are not cached any more."""
+        for block_id in blocks:
+            del self._entries[block_id]
+        if len(self._heap) > 2 * len(self._entries) + 256:
+            self._heap = [(*self._rank(entry), block_id) for block_id, entry in self._entries.items()]
+            heapify(self._heap)
 
     def pop(self) -> int:
         """The block that goes first; there must be one."""
         if self.eviction is Eviction.LRU:
-            return self._ranks.popitem(last=False)[0]
+            return self._entries.popitem(last=False)[0]
         while True:
-            major, minor, block_id = heappop(self._heap)
-            if self._ranks.get(block_id) == (major, minor):
-                del self._ranks[block_id]
+            *rank, block_id = heappop(self._heap)
+            entry = self._entries.get(block_id)
+            if entry is not None and list(self._rank(entry)) == rank:
+                del self._entries[block_id]
                 return block_id
 
-    def _heap_again(self) -> None:
-        if self.eviction is not Eviction.LRU:
-            self._heap = [(*rank, block_id) for block_id, rank in self._ranks.items()]
-            heapify(self._heap)
-
-    def ranks(self) -> list[tuple[int, Rank]]:
-        """(block_id, rank), in the order of arrival; a new object made from them continues exactly like this one."""
-        return list(self._ranks.items())
+    def _rank(self, entry: CachedBlock) -> tuple[int, int]:
+        """Smaller goes sooner; unique, and constant while the entry is here."""
+        return (entry.num_hits, entry.released) if self.eviction is Eviction.LFU else (0, entry.entered)

@@ -28,6 +28,18 @@ class Fit(StrEnum):
     """The longest: the table can grow there."""
 
 
+def gaps(num_blocks: int, taken: Iterable[int]) -> list[tuple[int, int]]:
+    """Runs (start, length) of the blocks below `num_blocks` that are not taken."""
+    runs, start = [], 0
+    for block_id in sorted(taken):
+        if block_id > start:
+            runs.append((start, block_id - start))
+        start = block_id + 1
+    if start < num_blocks:
+        runs.append((start, num_blocks - start))
+    return runs
+
+
 class FreeExtents:
     """Maximal runs of free blocks."""
 

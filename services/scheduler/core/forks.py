@@ -93,8 +93,10 @@ def extent_of(request: Request, block_size: int) -> Extent:
     return Extent(*divmod(request.num_prompt_tokens - 1, block_size))
 
 
-def find_source(placement: "Placement", request: Request, siblings: Collection[Seat], lane: "Lane") -> Seat | None:
-    """A sibling from whose seat the request forks, on `lane` if there is one; its lane has reserved the room."""
+def find_source(
+    placement: "Placement", request: Request, siblings: Collection[Seat], lane: "Lane | None"
+) -> Seat | None:
+    """A sibling from whose seat the request forks, on `lane` if one is there; its lane has reserved the room."""
     ready = [seat for seat in siblings if seat.first]
     here = [seat for seat in ready if seat.lane is lane]
     for seat in here[:1] or ready:

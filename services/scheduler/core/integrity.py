@@ -36,7 +36,7 @@ def _check_blocks(lane: Lane) -> None:
     assert all(start + length < later for (start, length), (later, _) in itertools.pairwise(runs)), "runs not merged"
     free = [block for start, length in runs for block in range(start, start + length)]
     assert len(free) == pool.num_free
-    idle = [block for block, _ in pool.evictable.ranks()]
+    idle = list(pool.evictable)
     assert sorted([*held, *free, *idle]) == list(range(pool.num_blocks)), "a block is lost, or in two places"
     for block in range(pool.num_blocks):
         assert pool.references(block) == held[block], f"block {block} is miscounted"

@@ -82,6 +82,11 @@ class Lane:
         return not (self.in_flight or self.seats or self.ghosts or self.swapped)
 
     @property
+    def is_empty(self) -> bool:
+        """Nobody is here whom a plan could concern."""
+        return not (self.seats or self.ghosts or self.swapped)
+
+    @property
     def has_drops(self) -> bool:
         """Whether the next plan drops rows."""
         return any(not ghost.dropped for ghost in self.ghosts.values())

@@ -4,7 +4,7 @@ Keys are computed when they are first needed and stay with the request. Every to
 every block that `keep` is told of: the plans that wrote it are answered.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.blocks import BlockPool
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from services.scheduler.core.seats import Seat
 
 STRIDE = 8
-"""Keys computed at a time while a prefix matches."""
+"""Blocks that are looked for at first; as long as all are found, as many again."""
 
 
 def domain_of(request: Request) -> bytes:
@@ -29,7 +29,9 @@ def domain_of(request: Request) -> bytes:
 def first_key(request: Request, block_size: int) -> bytes | None:
     """The key of a request's first block, if that can be a hit at all."""
     most = (request.num_tokens - 1) // block_size
-    return next(_keys(request, most, block_size), None)
+    if most and not request.block_keys:
+        _chain(request, _blocks(request, 0, min(most, STRIDE), block_size))
+    return request.block_keys[0] if most else None
 
 
 def match(request: Request, pool: BlockPool, block_size: int) -> list[CachedBlock]:
@@ -37,8 +39,17 @@ def match(request: Request, pool: BlockPool, block_size: int) -> list[CachedBloc
     most = (request.num_tokens - 1) // block_size
     if first_key(request, block_size) not in pool.cache.keys:
         return []
-    blocks = _blocks(request.tokens_between(0, most * block_size), block_size)
-    return pool.cache.match(_keys(request, most, block_size), domain_of(request), blocks)
+    found: list[CachedBlock] = []
+    start, parent = 0, domain_of(request)
+    while start < most:
+        stop = min(most, max(2 * start, STRIDE))
+        blocks = _blocks(request, start, stop, block_size)
+        _chain(request, blocks[len(request.block_keys) - start :])
+        found += pool.cache.match(request.block_keys[start:stop], found[-1].serial if found else parent, blocks)
+        if len(found) < stop:
+            break
+        start = stop
+    return found
 
 
 def keep(seat: "Seat", pool: BlockPool, num_tokens: int, block_size: int) -> None:
@@ -48,26 +59,13 @@ def keep(seat: "Seat", pool: BlockPool, num_tokens: int, block_size: int) -> Non
         return
     request = seat.request
     parent = seat.parent if start else domain_of(request)
-    tokens = list(_blocks(request.tokens_between(start * block_size, stop * block_size), block_size))
-    _extend_keys(request, start, block_size)
+    tokens = _blocks(request, start, stop, block_size)
+    num_known = len(request.block_keys)
+    if num_known < start:
+        _chain(request, _blocks(request, num_known, start, block_size))
     _chain(request, tokens[len(request.block_keys) - start :])
     seat.parent = pool.keep(seat.blocks[start:stop], request.block_keys[start:stop], parent, tokens)
     seat.num_kept = stop
-
-
-def _keys(request: Request, most: int, block_size: int) -> Iterator[bytes]:
-    keys = request.block_keys
-    for index in range(most):
-        if index == len(keys):
-            _extend_keys(request, min(most, index + STRIDE), block_size)
-        yield keys[index]
-
-
-def _extend_keys(request: Request, num_blocks: int, block_size: int) -> None:
-    """Bring the request's keys up to `num_blocks`, if they are fewer."""
-    num_known = len(request.block_keys)
-    if num_known < num_blocks:
-        _chain(request, _blocks(request.tokens_between(num_known * block_size, num_blocks * block_size), block_size))
 
 
 def _chain(request: Request, blocks: Iterable[bytes]) -> None:
@@ -76,6 +74,8 @@ def _chain(request: Request, blocks: Iterable[bytes]) -> None:
     keys.extend(chain_keys(keys[-1] if keys else root_key(domain_of(request)), blocks))
 
 
-def _blocks(tokens: bytes, block_size: int) -> Iterator[bytes]:
+def _blocks(request: Request, start: int, stop: int, block_size: int) -> list[bytes]:
+    """The tokens of the blocks `start … stop - 1`."""
     size = 4 * block_size
-    return (tokens[offset : offset + size] for offset in range(0, len(tokens), size))
+    tokens = request.tokens_between(start * block_size, stop * block_size)
+    return [tokens[offset : offset + size] for offset in range(0, len(tokens), size)]

@@ -1,15 +1,14 @@
 """A beam search's part of the snapshot."""
 
-import msgspec
-
 from services.scheduler.core.beam_rows import BeamRows, Move
 from services.scheduler.core.beams import Beam, BeamSearch, Result
+from services.scheduler.core.saved import Saved
 from shared.messages import EndReason
 from shared.packing import pack_int32, unpack_int32
 from shared.sampling import SamplingParams
 
 
-class SavedBeams(msgspec.Struct, frozen=True, array_like=True):
+class SavedBeams(Saved, frozen=True):
     """One search on its lane."""
 
     beams: list[tuple[bytes, float]]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.scheduler.core import draining, logprobs, planning, swap
+from services.scheduler.core.admission import EmptyLanes
 from services.scheduler.core.beams import Result
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.contradiction import contradicts
@@ -241,9 +242,12 @@ class SchedulerCore:
         None if no plan is due. Without a plan and without an event the state is unchanged.
         """
         self.now = now
+        empty_lanes = EmptyLanes(self)
         for depth in range(self.config.plan_ahead):
             for lane in self.lanes.values():
                 if len(lane.in_flight) == depth and lane.can_plan:
+                    if lane.is_empty and not empty_lanes.may_have_plan(lane):
+                        continue
                     plan = planning.plan_for(self, lane)
                     if plan is not None:
                         return ScheduledPlan(lane.worker, lane.incarnation, plan)

@@ -104,9 +104,7 @@ class PlanDraft:
     """Seats whose last known token is computed in this plan."""
 
     def give_blocks(self, row: int, blocks: list[int]) -> None:
-        for block_id in blocks:
-            self.blocks.append(row)
-            self.blocks.append(block_id)
+        self.give_each([row] * len(blocks), blocks)
 
     def give_each(self, rows: Collection[int], blocks: Sequence[int]) -> None:
         """One block to each row."""

@@ -1,7 +1,11 @@
 """The whole state of the core, to bytes and back, exactly: a restored core makes the same plans, byte for byte.
 
-Prompts are not in it; they are in the request records, which `restore` is given. What follows from the seats (decode
-clock, reference counts, free rows) is not in it either, and rebuilt.
+Prompts are not in it; they are in the request records, which `restore` is given. What follows from the seats and the
+cached blocks (decode clock, reference counts, free rows, free and idle blocks) is not in it either, and rebuilt.
+
+A full prefix cache would be most of it, and little of that changes in a second. So the leader keeps it in parts
+(`saved_pool.py`): the core without cached blocks, which it writes anew, and a part per cached block, of which it writes
+those that changed. Recordings and tests have it in one piece.
 """
 
 from collections.abc import Mapping
@@ -10,34 +14,23 @@ import msgspec
 
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.counters import Counters
-from services.scheduler.core.cpu_tier import SwappedOut
-from services.scheduler.core.history import TokenHistory
-from services.scheduler.core.lane import Lane
 from services.scheduler.core.policies.base import PolicyState
-from services.scheduler.core.prefix_cache import Parent
-from services.scheduler.core.rates import Rates
 from services.scheduler.core.request import Request, RequestState
-from services.scheduler.core.saved_beams import SavedBeams, restore_beams, save_beams
-from services.scheduler.core.saved_pool import SavedPool, restore_pool, save_pool
+from services.scheduler.core.saved import Saved, UnusableSnapshot
+from services.scheduler.core.saved_lane import SavedLane, restore_lane, save_lane
+from services.scheduler.core.saved_pool import save_all_blocks, save_blocks
 from services.scheduler.core.scheduler import KnownWorker, SchedulerCore
-from services.scheduler.core.seats import Ghost, InFlight, Seat
-from shared.errors import PagewireError
 from shared.messages import FinishReason, Submission
 from shared.packing import pack_float32, pack_int32, unpack_float32, unpack_int32
 
-FORMAT = 11
-"""Rises with every change of the structs below or of what the core makes of them."""
+FORMAT = 12
+"""Rises with every change of what is saved or of what the core makes of it."""
+
+Incarnation = tuple[str, int]
+"""A worker's name and the number of its incarnation."""
 
 
-class UnusableSnapshot(PagewireError):
-    """Other format, other configuration, or a record that is gone: the scheduler must start cold."""
-
-
-class _Struct(msgspec.Struct, frozen=True, array_like=True):
-    pass
-
-
-class _SavedRequest(_Struct, frozen=True):
+class _SavedRequest(Saved, frozen=True):
     request_id: str
     arrival: int
     arrived_at: float
@@ -50,46 +43,15 @@ class _SavedRequest(_Struct, frozen=True):
     logprobs: bytes
 
 
-class _SavedSeat(_Struct, frozen=True):
-    row: int
-    request_id: str
-    added: int
-    known: int
-    blocks: bytes
-    computed: int
-    first: int
-    last: int
-    num_kept: int
-    parent: Parent
-    beams: SavedBeams | None
+class SavedCore(Saved, frozen=True):
+    """Everything but the cached blocks."""
 
-
-class _SavedLane(_Struct, frozen=True):
-    worker: str
-    incarnation: int
-    index: int
-    draining: bool
-    broken: bool
-    planned: int
-    answered: int
-    in_flight: list[tuple[int, int, list[tuple[int, int]], list[int]]]
-    seats: list[_SavedSeat]
-    ghosts: list[tuple[int, int, int, int]]
-    """(row, first, last, dropped)"""
-    pool: SavedPool
-    block_bytes: int
-    rates: tuple[float, ...]
-    swapped: list[tuple[str, bytes, int]]
-    """(request, packed slots, computed tokens)"""
-
-
-class _Snapshot(_Struct, frozen=True):
     format: int
     config: dict[str, bool | int | float | str]
     policy: PolicyState
     requests: list[_SavedRequest]
     """Live ones, in the order of `SchedulerCore.requests`."""
-    lanes: list[_SavedLane]
+    lanes: list[SavedLane]
     known_workers: list[tuple[str, int, int]]
     counters: tuple[int, ...]
     finished: list[int]
@@ -99,20 +61,75 @@ class _Snapshot(_Struct, frozen=True):
     num_joins: int
     times_passed_over: int
 
+    @property
+    def request_ids(self) -> list[str]:
+        """The requests whose submissions `restore_core` needs."""
+        return [saved.request_id for saved in self.requests]
+
+    @property
+    def incarnations(self) -> list[Incarnation]:
+        """The worker incarnations whose cached blocks it needs."""
+        return [(lane.worker, lane.incarnation) for lane in self.lanes]
+
+
+class _Whole(Saved, frozen=True):
+    core: bytes
+    blocks: list[dict[int, bytes]]
+    """By lane."""
+
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Snapshot)
+_decoder = msgspec.msgpack.Decoder(SavedCore)
+_whole_decoder = msgspec.msgpack.Decoder(_Whole)
+
+
+# ---------------------------------------------------------------- in one piece
 
 
 def take_snapshot(core: SchedulerCore) -> bytes:
     """The state between two ticks: `take_events` and `take_finished` have been called."""
+    return _encoder.encode(_Whole(save_core(core), [save_all_blocks(lane.pool) for lane in core.lanes.values()]))
+
+
+def snapshot_request_ids(data: bytes) -> list[str]:
+    """The requests whose submissions `restore` needs.
+
+    Raises:
+        UnusableSnapshot: the bytes are none of this format.
+    """
+    return read_core(_read_whole(data).core).request_ids
+
+
+def restore(data: bytes, config: SchedulerConfig, submissions: Mapping[str, Submission]) -> SchedulerCore:
+    """The core that `take_snapshot` was given.
+
+    Raises:
+        UnusableSnapshot: other format or configuration, or a submission is missing.
+    """
+    whole = _read_whole(data)
+    saved = read_core(whole.core)
+    return restore_core(saved, dict(zip(saved.incarnations, whole.blocks, strict=False)), config, submissions)
+
+
+def _read_whole(data: bytes) -> _Whole:
+    try:
+        return _whole_decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnusableSnapshot(f"no snapshot: {error}") from error
+
+
+# ---------------------------------------------------------------- in parts
+
+
+def save_core(core: SchedulerCore) -> bytes:
+    """The state between two ticks without the cached blocks: O(live requests)."""
     return _encoder.encode(
-        _Snapshot(
+        SavedCore(
             format=FORMAT,
             config=_config_dict(core.config),
             policy=core.policy.save(),
             requests=[_save_request(core, request) for request in core.requests.values()],
-            lanes=[_save_lane(lane) for lane in core.lanes.values()],
+            lanes=[save_lane(lane) for lane in core.lanes.values()],
             known_workers=[(name, known.fenced, known.num_blocks) for name, known in core.known_workers.items()],
             counters=tuple(getattr(core.counters, name) for name in Counters.__slots__),
             finished=[core.finished_by_reason[reason] for reason in FinishReason],
@@ -124,22 +141,53 @@ def take_snapshot(core: SchedulerCore) -> bytes:
     )
 
 
-def snapshot_request_ids(data: bytes) -> list[str]:
-    """The requests whose submissions `restore` needs.
+def incarnations(core: SchedulerCore) -> list[Incarnation]:
+    """Of all lanes."""
+    return [(lane.worker, lane.incarnation) for lane in core.lanes.values()]
+
+
+def num_changed_blocks(core: SchedulerCore) -> int:
+    """Parts that `save_changed_blocks` would answer."""
+    return sum(lane.pool.cache.num_changed for lane in core.lanes.values())
+
+
+def save_changed_blocks(core: SchedulerCore) -> dict[Incarnation, dict[int, bytes]]:
+    """By incarnation and place, the parts of blocks that changed since the last call, or since the core was restored;
+    empty where nothing is cached any more. An incarnation that is new has none before.
+    """
+    return {
+        (lane.worker, lane.incarnation): save_blocks(lane.pool, lane.pool.cache.take_changed())
+        for lane in core.lanes.values()
+        if lane.pool.cache.num_changed
+    }
+
+
+def read_core(data: bytes) -> SavedCore:
+    """What `save_core` made.
 
     Raises:
         UnusableSnapshot: the bytes are none of this format.
     """
-    return [saved.request_id for saved in _decode(data).requests]
+    try:
+        saved = _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnusableSnapshot(f"no snapshot of format {FORMAT}: {error}") from error
+    if saved.format != FORMAT:
+        raise UnusableSnapshot(f"snapshot of format {saved.format}, not {FORMAT}")
+    return saved
 
 
-def restore(data: bytes, config: SchedulerConfig, submissions: Mapping[str, Submission]) -> SchedulerCore:
-    """The core that `take_snapshot` was given.
+def restore_core(
+    saved: SavedCore,
+    blocks: Mapping[Incarnation, Mapping[int, bytes]],
+    config: SchedulerConfig,
+    submissions: Mapping[str, Submission],
+) -> SchedulerCore:
+    """The core that was saved, with the parts of its cached blocks.
 
     Raises:
-        UnusableSnapshot: other format or configuration, or a submission is missing.
+        UnusableSnapshot: other configuration, or a submission or a block is missing.
     """
-    saved = _decode(data)
     core = SchedulerCore(config)
     if saved.config != _config_dict(config):
         raise UnusableSnapshot("the snapshot was taken under another configuration")
@@ -147,8 +195,8 @@ def restore(data: bytes, config: SchedulerConfig, submissions: Mapping[str, Subm
         request = core.requests[saved_request.request_id] = _restore_request(saved_request, submissions)
         core.groups.add(request)
         core.policy.on_live(request)
-    for saved_lane in saved.lanes:
-        core.lanes[saved_lane.worker] = _restore_lane(saved_lane, core)
+    for incarnation, saved_lane in zip(saved.incarnations, saved.lanes, strict=True):
+        core.lanes[saved_lane.worker] = restore_lane(saved_lane, blocks.get(incarnation, {}), core)
     for request in core.requests.values():
         if request.state is RequestState.WAITING:
             core.waiting.push(request)
@@ -162,16 +210,6 @@ def restore(data: bytes, config: SchedulerConfig, submissions: Mapping[str, Subm
     core.times_passed_over = saved.times_passed_over
     core.resume_stops()
     return core
-
-
-def _decode(data: bytes) -> _Snapshot:
-    try:
-        saved = _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnusableSnapshot(f"no snapshot of format {FORMAT}: {error}") from error
-    if saved.format != FORMAT:
-        raise UnusableSnapshot(f"snapshot of format {saved.format}, not {FORMAT}")
-    return saved
 
 
 def _config_dict(config: SchedulerConfig) -> dict[str, bool | int | float | str]:
@@ -210,92 +248,3 @@ def _restore_request(saved: _SavedRequest, submissions: Mapping[str, Submission]
         num_cached_tokens=saved.num_cached_tokens,
         logprobs=unpack_float32(saved.logprobs),
     )
-
-
-def _save_lane(lane: Lane) -> _SavedLane:
-    return _SavedLane(
-        worker=lane.worker,
-        incarnation=lane.incarnation,
-        index=lane.index,
-        draining=lane.draining,
-        broken=lane.broken,
-        planned=lane.planned,
-        answered=lane.answered,
-        in_flight=[(plan.plan_id, plan.num_yields, plan.chunks, plan.searches) for plan in lane.in_flight],
-        seats=[_save_seat(seat) for seat in lane.seats.values()],
-        ghosts=[(ghost.row, ghost.first, ghost.last, ghost.dropped) for ghost in lane.ghosts.values()],
-        pool=save_pool(lane.pool),
-        block_bytes=lane.block_bytes,
-        rates=tuple(lane.rates),
-        swapped=[_save_swapped(request) for request in lane.swapped.values()],
-    )
-
-
-def _save_swapped(request: Request) -> tuple[str, bytes, int]:
-    swapped = request.swapped
-    assert swapped is not None
-    return request.request_id, pack_int32(swapped.slots), swapped.num_computed
-
-
-def _save_seat(seat: Seat) -> _SavedSeat:
-    return _SavedSeat(
-        row=seat.row,
-        request_id=seat.request.request_id,
-        added=seat.added,
-        known=seat.known,
-        blocks=pack_int32(seat.blocks),
-        computed=seat.computed,
-        first=seat.first,
-        last=seat.last,
-        num_kept=seat.num_kept,
-        parent=seat.parent,
-        beams=save_beams(seat.beams),
-    )
-
-
-def _restore_lane(saved: _SavedLane, core: SchedulerCore) -> Lane:
-    lane = Lane(
-        saved.worker,
-        saved.incarnation,
-        saved.index,
-        restore_pool(saved.pool, core.config),
-        core.config,
-        core.policy,
-        saved.block_bytes,
-    )
-    lane.draining, lane.broken = saved.draining, saved.broken
-    lane.clock.planned, lane.answered = saved.planned, saved.answered
-    lane.in_flight.extend(InFlight(*plan) for plan in saved.in_flight)
-    lane.history = TokenHistory(core.config.max_num_seqs, base=saved.answered + 1)
-    lane.rates = Rates(*saved.rates)
-    ghosts = [Ghost(row, first, last, dropped) for row, first, last, dropped in saved.ghosts]
-    lane.restore_rows([_restore_seat(seat, lane, core) for seat in saved.seats], ghosts)
-    for request_id, slots, num_computed in saved.swapped:
-        request = lane.swapped[request_id] = core.requests[request_id]
-        request.swapped = SwappedOut(lane, list(unpack_int32(slots)), num_computed)
-        request.state = RequestState.SWAPPED
-    return lane
-
-
-def _restore_seat(saved: _SavedSeat, lane: Lane, core: SchedulerCore) -> Seat:
-    request = core.requests[saved.request_id]
-    seat = Seat(
-        lane=lane,
-        row=saved.row,
-        request=request,
-        added=saved.added,
-        known=saved.known,
-        blocks=list(unpack_int32(saved.blocks)),
-        computed=saved.computed,
-        first=saved.first,
-        last=saved.last,
-        mark=max(saved.first, min(lane.answered, saved.last) + 1),
-        num_kept=saved.num_kept,
-        parent=saved.parent,
-        beams=restore_beams(saved.beams, request.submission.params),
-    )
-    for table in (seat.blocks, *(seat.beams.tails if seat.beams else ())):
-        lane.pool.adopt(table)
-    request.seat = seat
-    request.state = RequestState.RUNNING
-    return seat

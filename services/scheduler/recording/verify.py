@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from services.scheduler.core.saved import UnusableSnapshot
 from services.scheduler.core.scheduler import SchedulerCore
-from services.scheduler.core.snapshot import UnusableSnapshot, restore
+from services.scheduler.core.snapshot import restore
 from services.scheduler.core.ticks import TickOutcome, apply_tick
 from services.scheduler.recording.differences import Difference, compare
 from services.scheduler.recording.format import NO_PLAN, Header, RecordingError, TickRecord, config_of

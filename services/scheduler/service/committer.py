@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import redis
 
 from services.scheduler.core.ticks import TickOutcome
-from shared.channel import Channel
+from shared.channel import Channel, Command
 from shared.errors import Fenced, PagewireError
 from shared.keys import Keys
 from shared.messages import Tick, TickEntry, encode
@@ -48,8 +48,8 @@ class Committer:
         """Commit `tick` at the next `flush`."""
         self._pending.append(TickCommit(self._epoch, tick, tuple(operations)))
 
-    def flush(self) -> None:
-        """Commit what is pending, in order.
+    def flush(self, then: Sequence[Command] = ()) -> None:
+        """Commit what is pending, in order. If something is, `then` is sent with it, and its reply left unread.
 
         Raises:
             Fenced: another leader commits; nothing of this one counts any more.
@@ -59,7 +59,7 @@ class Committer:
         if not self._pending:
             return
         try:
-            statuses = commit_ticks(self._channel, self._keys, self._pending)
+            statuses = commit_ticks(self._channel, self._keys, self._pending, then)
         except redis.ResponseError as error:
             if "The ID specified in XADD" in str(error):
                 raise PlanRefused(str(error)) from error

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 import redis
 
 from services.scheduler.service import logs
-from shared.channel import Channel
+from shared.channel import Channel, Command
 from shared.errors import ProtocolError
 from shared.keys import Keys
 from shared.messages import Decoder, IntakeMessage, LogMessage, StepResult
 from shared.redis_client import RedisFailure
-from shared.streams import Entry, read_channel
+from shared.streams import Entry, raw_entries, xread
 
 PAGE = 1000
 """Most entries per stream and read."""
@@ -56,10 +56,13 @@ class Batch:
 
 
 class Inbox:
-    """Reads both streams from given positions on. Entries that are no messages are counted and kept aside."""
+    """Reads both streams from given positions on. Entries that are no messages are counted and kept aside.
 
-    def __init__(self, reader: Channel, client: redis.Redis, keys: Keys, *, log_id: str, intake_id: str) -> None:
-        self._reader = reader
+    A read can be sent before its answer is needed: so it goes with the leader's commit, in one piece.
+    """
+
+    def __init__(self, channel: Channel, client: redis.Redis, keys: Keys, *, log_id: str, intake_id: str) -> None:
+        self._channel = channel
         self._client = client
         self._keys = keys
         self.log_id = log_id
@@ -71,18 +74,26 @@ class Inbox:
     def read(self, block_s: float) -> Batch:
         """All that is new, up to a page per stream; waits up to `block_s` seconds (0: not at all) for something.
 
+        If `question` was sent before, it is its answer, which Redis gives when the first news come.
+
         Raises:
             RedisFailure: Redis did not answer.
         """
-        block_ms = max(int(block_s * 1000), 1) if block_s > 0 else None
+        if not self._channel.is_awaited:
+            self._channel.send_all([self.question(block_s)])
+        news = raw_entries(self._channel.receive())
         steps, intake = self._keys.steps, self._keys.intake
-        news = read_channel(self._reader, {steps: self.log_id, intake: self.intake_id}, block_ms=block_ms, count=PAGE)
         batch = Batch()
         if steps in news:
             self._take_log(batch, news[steps])
         if intake in news:
             self._take_intake(batch, news[intake])
         return batch
+
+    def question(self, block_s: float) -> Command:
+        """The command that the next `read` would send."""
+        block_ms = max(int(block_s * 1000), 1) if block_s > 0 else None
+        return xread({self._keys.steps: self.log_id, self._keys.intake: self.intake_id}, block_ms=block_ms, count=PAGE)
 
     def _take_log(self, batch: Batch, entries: Sequence[Entry]) -> None:
         batch.num_log_entries = len(entries)

@@ -1,8 +1,11 @@
 """The leader's turn: read both streams once, apply ticks to the core, commit them in one pipeline, then what is due.
 
-    read ──▶ inputs ──▶ tick n (inputs, first plan) ──▶ tick n+1 (next plan) … ──▶ commit ──▶ chores
-      ▲                                                                                         │
-      └─────────────────────────────────────────────────────────────────────────────────────────┘
+    read ──▶ inputs ──▶ tick n (inputs, first plan) ──▶ tick n+1 (next plan) … ──▶ commit, next read ──▶ chores
+      ▲                                                                                  │                 │
+      └───────────────────────────── what Redis found meanwhile ◀────────────────────────┴─────────────────┘
+
+The next read is sent in one piece with the commit: one call of the system and one waking of Redis for both, and the
+answer is there, or Redis waits for news, by the time it is wanted.
 
 Inputs that were read but not yet applied stay in the leader, and commits whose outcome is unknown stay in the
 committer, so that a turn which Redis interrupts is simply repeated.
@@ -24,13 +27,15 @@ from services.scheduler.service.folder import Folder
 from services.scheduler.service.inbox import PAGE, Batch, Inbox
 from services.scheduler.service.leadership import Leadership
 from services.scheduler.service.overview import MOST_REQUESTS, OverviewMaker
-from services.scheduler.service.position import Position, snapshot_of
+from services.scheduler.service.position import Position
 from services.scheduler.service.queue_counts import LimitsWriter
 from services.scheduler.service.queue_times import QueueTimeCounts
+from services.scheduler.service.saving import is_much_unsaved, save_operations
 from services.scheduler.service.submissions import load_submissions
 from services.scheduler.service.trimmer import Incarnation, Saved, Trimmer
 from services.scheduler.service.workers import WorkerDirectory
 from services.scheduler.settings import Settings
+from shared.channel import Command
 from shared.errors import Fenced
 from shared.keys import Keys
 from shared.messages import (
@@ -48,7 +53,7 @@ from shared.messages import (
     encode,
 )
 from shared.redis_client import RedisFailure
-from shared.scripts import Operation, SetValue
+from shared.scripts import Operation
 from shared.streams import START
 
 WORKERS_INTERVAL_S = 0.25
@@ -163,7 +168,7 @@ class Leader:
         self._take(batch)
         self._look_at_workers()
         worked = self._tick()
-        self._commit()
+        self._commit([self._inbox.question(min(block_s, self._longest_wait()))] if block_s else ())
         self._do_chores()
         return worked or bool(batch.log or batch.intake)
 
@@ -291,6 +296,8 @@ class Leader:
 
     def _plan_further(self, ticks: list[_Written]) -> bool:
         """One more plan, if one is due; whether it was. An empty tick changed nothing and is forgotten."""
+        if not self._position.core.can_plan:
+            return False
         return self._apply(ticks, self._next_tick(()), (), (), {}, unless_empty=True).plan is not None
 
     def _next_tick(self, events: tuple[WorkerEvent, ...]) -> Tick:
@@ -331,23 +338,31 @@ class Leader:
     def _must_save(self, has_tick: bool) -> bool:
         """A snapshot rides in a tick; without one, a tick is made for it, so that it is never old."""
         due = (has_tick or self._is_unsaved) and self._save.is_due()
-        return due or (self._is_unfolded and self._fold.is_due())
+        if due or (self._is_unfolded and self._fold.is_due()):
+            return True
+        return has_tick and is_much_unsaved(self._position.core)
 
     def _save_operations(self) -> list[Operation]:
         position = self._position
-        operations: list[Operation] = [SetValue(self._keys.snapshot, snapshot_of(position))]
+        operations = save_operations(self._keys, position)
         if self._is_unfolded and self._fold.is_due():
             operations += self._folder.operations(self._keys, position.core.live_outputs(), position.log_id)
             self._folded_to, self._is_unfolded = position.log_id, False
             self._fold.done()
-        self._saving = Saved(position.log_id, position.intake_id, dict(self._answered), tuple(self._ended))
+        self._saving = Saved(
+            log_id=position.log_id,
+            intake_id=position.intake_id,
+            answered=dict(self._answered),
+            ended=tuple(self._ended),
+            cached=tuple(Incarnation(*incarnation) for incarnation in position.blocks_saved),
+        )
         self._ended.clear()
         self._is_unsaved = False
         self._save.done()
         return operations
 
-    def _commit(self) -> None:
-        self._committer.flush()
+    def _commit(self, then: Sequence[Command] = ()) -> None:
+        self._committer.flush(then)
         if self._recorder is not None:
             self._recorder.on_commit(hurry=self._saving is not None)
         if self._saving is not None:

@@ -1,12 +1,12 @@
 """Where a leader stands: the core, and the ids up to which it applied its inputs. Its stored form is the snapshot."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.scheduler import SchedulerCore
-from services.scheduler.core.snapshot import restore, snapshot_request_ids, take_snapshot
+from services.scheduler.core.snapshot import Incarnation, SavedCore, restore_core, save_core
 from shared.errors import MalformedMessage
 from shared.messages import Decoder, Message, Submission, encode
 from shared.streams import START
@@ -24,10 +24,12 @@ class Position:
     """The step log is applied up to here."""
     now: float = 0.0
     """Time of the tick; never falls."""
+    blocks_saved: dict[Incarnation, int] = field(default_factory=dict)
+    """The tick at which the cached blocks of each incarnation were saved last; 0: they were not yet."""
 
 
 class Snapshot(Message, frozen=True, tag="snapshot/1"):
-    """A `Position` as it is stored."""
+    """A `Position` as it is stored, but for the cached blocks."""
 
     tick: int
     intake_id: str
@@ -36,31 +38,38 @@ class Snapshot(Message, frozen=True, tag="snapshot/1"):
     max_model_len: int
     core: bytes
     digest: bytes
-    """Of `core`: a cut or mixed value must not be loaded."""
+    """Of `core`: a cut value must not be loaded."""
+    blocks_saved: tuple[tuple[str, int, int], ...] = ()
+    """(worker, incarnation, tick): as in `Position`."""
 
-    def request_ids(self) -> list[str]:
-        """The requests whose submissions `restore` needs.
+    def restore(
+        self,
+        core: SavedCore,
+        blocks: Mapping[Incarnation, Mapping[int, bytes]],
+        config: SchedulerConfig,
+        submissions: Mapping[str, Submission],
+    ) -> Position:
+        """The position that was stored. `core` is what `read_core` makes of the bytes.
 
         Raises:
-            UnusableSnapshot: the core's part is of another format.
+            UnusableSnapshot: other configuration, or a submission or a block is missing.
         """
-        return snapshot_request_ids(self.core)
-
-    def restore(self, config: SchedulerConfig, submissions: Mapping[str, Submission]) -> Position:
-        """The position that was stored.
-
-        Raises:
-            UnusableSnapshot: other format or configuration, or a submission is missing.
-        """
-        return Position(restore(self.core, config, submissions), self.tick, self.intake_id, self.log_id, self.now)
+        return Position(
+            core=restore_core(core, blocks, config, submissions),
+            tick=self.tick,
+            intake_id=self.intake_id,
+            log_id=self.log_id,
+            now=self.now,
+            blocks_saved={(worker, number): tick for worker, number, tick in self.blocks_saved},
+        )
 
 
 _decoder: Decoder[Snapshot] = Decoder(Snapshot)
 
 
 def snapshot_of(position: Position) -> bytes:
-    """The stored form of `position`."""
-    core = take_snapshot(position.core)
+    """The stored form of `position`, but for the cached blocks."""
+    core = save_core(position.core)
     return encode(
         Snapshot(
             tick=position.tick,
@@ -70,6 +79,7 @@ def snapshot_of(position: Position) -> bytes:
             max_model_len=position.core.config.max_model_len,
             core=core,
             digest=_digest(core),
+            blocks_saved=tuple((*incarnation, tick) for incarnation, tick in position.blocks_saved.items()),
         )
     )
 

@@ -15,11 +15,13 @@ from typing import TypeVar
 import redis
 
 from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.snapshot import read_core
 from services.scheduler.core.ticks import TickOutcome, apply_tick
 from services.scheduler.recording.recorder import Recorder
 from services.scheduler.service import logs
 from services.scheduler.service.inbox import decode_intake, decode_log
 from services.scheduler.service.position import Position, Snapshot
+from services.scheduler.service.saving import read_blocks
 from services.scheduler.service.submissions import load_submissions
 from services.scheduler.service.trimmer import Incarnation
 from shared.errors import PagewireError, ProtocolError
@@ -59,12 +61,13 @@ def replay(
 
     Raises:
         ReplayFailed: a tick is missing or leads to something else.
-        UnusableSnapshot: see `Snapshot.restore`.
+        UnusableSnapshot: other format or configuration, or a submission or a block is missing.
         ProtocolError: a plan is unreadable.
         RedisFailure: Redis did not answer.
     """
-    submissions = read_submissions(client, keys, snapshot.request_ids())
-    position = snapshot.restore(config, submissions)
+    saved = read_core(snapshot.core)
+    submissions = read_submissions(client, keys, saved.request_ids)
+    position = snapshot.restore(saved, read_blocks(client, keys, snapshot), config, submissions)
     if recorder is not None:
         recorder.begin(position.core, epoch=fence.epoch, tick=position.tick, now=position.now, cause="takeover")
     log = list(scan(client, keys.steps, after=snapshot.log_id))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from services.scheduler.core.config import SchedulerConfig
-from services.scheduler.core.snapshot import UnusableSnapshot
+from services.scheduler.core.saved import UnusableSnapshot
 from services.scheduler.recording.recorder import Recorder, RecorderLimits
 from services.scheduler.service import logs
 from services.scheduler.service.cold_start import fence_all, rebuild
@@ -27,7 +27,7 @@ from shared.errors import Fenced, ProtocolError
 from shared.keys import Keys
 from shared.leases import read_members
 from shared.messages import IntakeMessage, Lease, WorkerState
-from shared.redis_client import RedisFailure, connect, open_channel, open_channel_blocking
+from shared.redis_client import RedisFailure, connect, open_channel_blocking
 from shared.scripts import FenceState, read_fence
 
 ACQUIRE_INTERVAL_S = 0.25
@@ -60,8 +60,7 @@ class SchedulerService:
         self._clock = clock
         self._must_start_cold = False
         self._client = connect(settings.redis_url)
-        self._reader = open_channel_blocking(settings.redis_url, block_s=MAX_BLOCK_S)
-        self._writer = open_channel(settings.redis_url)
+        self._channel = open_channel_blocking(settings.redis_url, block_s=MAX_BLOCK_S)
         self._recorder = _recorder(settings)
         self._leadership = Leadership(settings.redis_url, self._keys, lease, ttl_s=settings.lease_ttl_s)
 
@@ -94,8 +93,7 @@ class SchedulerService:
             self._recorder.discard()
             self._recorder.close()
         self._client.close()
-        self._reader.close()
-        self._writer.close()
+        self._channel.close()
 
     # ------------------------------------------------------------ leading
 
@@ -147,8 +145,8 @@ class SchedulerService:
             settings=self._settings,
             leadership=self._leadership,
             position=position,
-            inbox=Inbox(self._reader, client, keys, log_id=position.log_id, intake_id=position.intake_id),
-            committer=Committer(self._writer, keys, epoch=epoch),
+            inbox=Inbox(self._channel, client, keys, log_id=position.log_id, intake_id=position.intake_id),
+            committer=Committer(self._channel, keys, epoch=epoch),
             workers=WorkerDirectory(
                 client,
                 keys,

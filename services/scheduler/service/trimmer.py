@@ -3,7 +3,8 @@
 step log      behind the last fold and snapshot, and only what is both older than a minute and more than 64 MB ago, or
               as old as the record of an ended request may be
 intake        behind the last snapshot
-plan streams  behind the last snapshot, as far as they are answered; those of ended incarnations are deleted
+plan streams  behind the last snapshot, as far as they are answered; those of ended incarnations are deleted, and with
+              them what was saved of their caches
 """
 
 from collections import deque
@@ -37,6 +38,8 @@ class Saved(NamedTuple):
     """Last answered plan of every live incarnation."""
     ended: tuple[Incarnation, ...]
     """Incarnations whose plan streams nobody needs any more."""
+    cached: tuple[Incarnation, ...] = ()
+    """Those whose cached blocks belong to it."""
 
 
 KEEP_USAGE_S = 7 * 86_400.0
@@ -107,11 +110,13 @@ class Trimmer:
                 pipe.xtrim(self._keys.plans(worker, number), minid=f"{answered + 1}-0", approximate=False)
             if now:
                 plans = (self._keys.plans(worker, number) for worker, number in saved.answered)
-                for name in (self._keys.steps, self._keys.intake, self._keys.snapshot, *plans):
+                blocks = (self._keys.cached_blocks(worker, number) for worker, number in saved.cached)
+                for name in (self._keys.steps, self._keys.intake, self._keys.snapshot, *plans, *blocks):
                     pipe.expire(name, LIVE_TTL_S)
             ended = list(self._ended)
             if ended:
                 pipe.unlink(*(self._keys.plans(worker, number) for worker, number in ended))
+                pipe.unlink(*(self._keys.cached_blocks(worker, number) for worker, number in ended))
             pipe.execute()
         for incarnation in ended:
             del self._ended[incarnation]

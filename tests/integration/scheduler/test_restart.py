@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.scheduler.service import committer, service
+from services.scheduler.service import committer, saving, service
 from services.scheduler.service.position import decode_snapshot
 from shared.errors import Fenced
 from shared.leases import decode_lease
@@ -34,10 +34,10 @@ def test_a_leader_killed_around_commits_is_followed_exactly(
     chance = random.Random(seed)
     countdown = [chance.randint(3, 25)]
 
-    def dying(client: Any, keys: Any, commits: Any) -> list[AppendStatus]:
+    def dying(client: Any, keys: Any, commits: Any, then: Any) -> list[AppendStatus]:
         countdown[0] -= 1
         if countdown[0] > 0:
-            return commit_ticks(client, keys, commits)
+            return commit_ticks(client, keys, commits, then)
         countdown[0] = chance.randint(3, 25)
         landed = chance.randint(0, len(commits))
         if landed:
@@ -141,14 +141,14 @@ def test_lost_replies_are_repeated_until_answered(pool: Pool, monkeypatch: pytes
     chance = random.Random(1)
     lost = [0]
 
-    def unreliable(client: Any, keys: Any, commits: Any) -> list[AppendStatus]:
+    def unreliable(client: Any, keys: Any, commits: Any, then: Any) -> list[AppendStatus]:
         if chance.random() < 0.3:
             lost[0] += 1
             landed = chance.randint(0, len(commits))
             if landed:
                 commit_ticks(client, keys, commits[:landed])
             raise ConnectionError("reply lost")
-        return commit_ticks(client, keys, commits)
+        return commit_ticks(client, keys, commits, then)
 
     monkeypatch.setattr(committer, "commit_ticks", unreliable)
     monkeypatch.setattr(service, "BACKOFF_S", (0.001,))
@@ -170,7 +170,8 @@ def _cold_starts(caplog: pytest.LogCaptureFixture) -> int:
 
 
 @pytest.mark.parametrize(
-    "damage", ["deleted", "garbage", "cut", "other_config", "missing_tick", "doubled_tick", "other_plan"]
+    "damage",
+    ["deleted", "garbage", "cut", "other_blocks", "other_config", "missing_tick", "doubled_tick", "other_plan"],
 )
 def test_without_a_usable_snapshot_the_pool_starts_cold_and_continues_exactly(
     pool: Pool, damage: str, caplog: pytest.LogCaptureFixture
@@ -179,7 +180,8 @@ def test_without_a_usable_snapshot_the_pool_starts_cold_and_continues_exactly(
     worker = pool.worker(step_s=0.003)
     first = pool.scheduler().start()
     pool.submit(10, max_tokens=100)
-    wait_for(lambda: len(worker.statuses) > 40 and bool(pool.client.exists(pool.keys.snapshot)))
+    blocks = pool.keys.cached_blocks("worker-0", 1)
+    wait_for(lambda: len(worker.statuses) > 40 and bool(pool.client.exists(blocks)))
     data: Any = pool.client.get(pool.keys.snapshot)
     num_steps = len(worker.statuses)
     wait_for(lambda: len(worker.statuses) > num_steps + 10)
@@ -193,6 +195,9 @@ def test_without_a_usable_snapshot_the_pool_starts_cold_and_continues_exactly(
         pool.client.set(pool.keys.snapshot, b"\x91\xff garbage")
     elif damage == "cut":
         pool.client.set(pool.keys.snapshot, data[: len(data) // 2])
+    elif damage == "other_blocks":  # those of another save
+        assert decode_snapshot(data).blocks_saved[0][2] > 1
+        pool.client.hset(blocks, "tick", 1)
     elif damage == "other_config":
         changes["max_num_batched_tokens"] = 24
     elif damage == "missing_tick":
@@ -213,6 +218,31 @@ def test_without_a_usable_snapshot_the_pool_starts_cold_and_continues_exactly(
     pool.check_texts()
     assert _cold_starts(caplog) == before + 1
     assert worker.incarnations == [1, 3], "the worker was fenced, and admitted again under a new name"
+
+
+def test_many_changed_blocks_are_saved_before_the_next_save_is_due(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "pagewire.scheduler")
+    monkeypatch.setattr(saving, "MANY_BLOCKS", 8)
+    monkeypatch.setattr(saving, "BLOCKS_PER_REQUEST", 0)
+    pool.worker()
+    first = pool.scheduler(snapshot_interval_s=1000.0, fold_interval_s=1000.0)
+    leader = first.take_over()
+    saved = set()
+    for _ in range(4):
+        ids = pool.submit(2, min_prompt=30)
+        while not all(pool.has_ended(request_id) for request_id in ids):
+            leader.turn(0.05)
+            data: Any = pool.client.get(pool.keys.snapshot)
+            saved.add(decode_snapshot(data).tick if data else 0)
+    assert len(saved) > 3
+    first.crash()
+    pool.submit(2)
+    pool.scheduler().start()
+    pool.wait_until_ended()
+    pool.check_texts()
+    assert _cold_starts(caplog) == 1, "the very first start"
 
 
 def test_a_cold_start_keeps_what_was_told_of_the_cache(pool: Pool) -> None:

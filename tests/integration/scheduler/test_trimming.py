@@ -38,9 +38,11 @@ def test_streams_are_cut_and_a_cold_start_still_continues_exactly(pool: Pool) ->
     time.sleep(0.1)
     pool.client.delete(pool.keys.snapshot)
     pool.scheduler(**SHORT).start()
+    blocks = pool.keys.cached_blocks("worker-0", 1)
+    assert pool.client.exists(blocks)
     pool.wait_until_ended()
     pool.check_texts()
-    wait_for(lambda: not pool.client.exists(cut))  # nobody needs the ended incarnation's plans
+    wait_for(lambda: not pool.client.exists(cut, blocks))  # nobody needs the ended incarnation's plans and cache
 
 
 def test_record_plus_tail_is_the_committed_output_at_any_moment(pool: Pool) -> None:

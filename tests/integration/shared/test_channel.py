@@ -17,7 +17,7 @@ from shared.channel import Channel
 from shared.keys import Keys
 from shared.messages import FIELD
 from shared.redis_client import RedisFailure, connect, open_channel, open_channel_blocking
-from shared.streams import Entry, read, read_channel
+from shared.streams import Entry, raw_entries, read, read_channel, xread
 from tests.harness.own_redis import running
 
 
@@ -97,7 +97,23 @@ def test_streams_read_the_same_as_through_the_client(channel: Channel, redis_cli
     assert read_channel(channel, {keys.steps: "4-0"}, block_ms=1) == {}
 
 
+def test_replies_may_be_received_later(channel: Channel, redis_client: redis.Redis) -> None:
+    channel.send_all([("ECHO", "now"), xread({"s": "0-0"}, block_ms=200)])
+    assert channel.receive_all(1) == [b"now"]
+    assert channel.is_awaited
+    redis_client.xadd("s", {FIELD: b"news"}, id="1-0")
+    assert raw_entries(channel.receive()) == {"s": [Entry("1-0", b"news")]}
+    assert not channel.is_awaited
+
+
 # ---------------------------------------------------------------- what goes wrong
+
+
+def test_a_reply_that_nobody_received_answers_nothing_else(channel: Channel) -> None:
+    number = client_id(channel)
+    channel.send_all([("ECHO", "unread"), xread({"s": "0-0"}, block_ms=200)])
+    assert channel.execute("ECHO", "mine") == b"mine"
+    assert not channel.is_awaited and client_id(channel) != number
 
 
 def test_a_command_that_timed_out_leaves_no_reply_to_the_next_one(channel: Channel, redis_client: redis.Redis) -> None:

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from services.scheduler.core import admission
+from services.scheduler.core.admission import EmptyLanes
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.placement import Placement
+from services.scheduler.core.policies.base import PolicyName
 from services.scheduler.core.request import Request
 from tests.fakes.scheduler_world import World, make_submission
 
@@ -179,3 +182,62 @@ def _by_asking_all(placement: Placement, request: Request) -> Lane | None:
         if placement._takes(trial, request)
     ]
     return min(found, key=lambda pair: pair[0])[1] if found else None
+
+
+class Counted(Placement):
+    """Counts the trials of all workers."""
+
+    num_made = 0
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        Counted.num_made += 1
+
+
+@pytest.fixture(autouse=True)
+def _count_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "Placement", Counted)
+
+
+def test_one_look_at_the_queue_tells_which_empty_workers_have_a_plan() -> None:
+    """Every empty worker looked for itself, and built a trial of all workers each time."""
+    world = make_world(*(f"w{number}" for number in range(16)))
+    for index in range(16):
+        world.submit(make_submission(f"r{index}", [1 + index] * 30, max_tokens=2))
+    world.settle()
+    Counted.num_made = 0
+    world.submit(make_submission("again", [16] * 30, max_tokens=2))
+    world.turn()
+    assert workers_of(world) == {"again": "w15"}, "its prefix lies there"
+    assert Counted.num_made == 3, "the first worker's, all others', and that of the plan"
+
+
+@pytest.mark.parametrize("policy", PolicyName)
+def test_plans_are_those_of_workers_that_each_look_for_themselves(
+    policy: PolicyName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests, num_trials = [], []
+    for all_look in (False, True):
+        if all_look:
+            monkeypatch.setattr(EmptyLanes, "may_have_plan", lambda self, lane: True)
+        Counted.num_made = 0
+        rng = random.Random(5)
+        names = [f"w{number}" for number in range(8)]
+        world = make_world(*names, num_blocks=24, plan_ahead=2, max_num_seqs=3, policy=policy)
+        for index in range(50):
+            prompt = [1 + rng.randrange(3)] * rng.randint(3, 60)
+            group = f"g{index}" if index % 7 == 0 else ""
+            for choice in range(2 if group else 1):
+                whose: dict[str, Any] = {"group": group, "priority": index % 3, "tenant": "ab"[index % 2]}
+                length = rng.randint(1, 12)
+                world.submit(make_submission(f"r{index}#{choice}", prompt, max_tokens=length, **whose))
+            world.turn()
+            for name in names:
+                if rng.random() < 0.7:
+                    world.step(name)
+        world.settle()
+        world.judge_idle()
+        digests.append(world.digest)
+        num_trials.append(Counted.num_made)
+    assert digests[0] == digests[1]
+    assert num_trials[0] < num_trials[1]

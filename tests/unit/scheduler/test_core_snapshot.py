@@ -7,7 +7,17 @@ import pytest
 
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.policies.base import PolicyName
-from services.scheduler.core.snapshot import UnusableSnapshot, restore, snapshot_request_ids, take_snapshot
+from services.scheduler.core.saved import UnusableSnapshot
+from services.scheduler.core.saved_pool import GONE
+from services.scheduler.core.snapshot import (
+    num_changed_blocks,
+    read_core,
+    restore,
+    restore_core,
+    save_changed_blocks,
+    snapshot_request_ids,
+    take_snapshot,
+)
 from tests.fakes.scheduler_world import World, make_submission
 
 CONFIG = SchedulerConfig(max_model_len=100, block_size=4, max_num_seqs=4, max_num_batched_tokens=16)
@@ -94,3 +104,71 @@ def test_a_snapshot_without_its_records_is_refused() -> None:
 def test_bytes_that_are_no_snapshot_are_refused(data: bytes) -> None:
     with pytest.raises(UnusableSnapshot):
         snapshot_request_ids(data)
+
+
+# ---------------------------------------------------------------- in parts
+
+
+def cached_world(num_cpu_blocks: int = 0) -> World:
+    """Two workers, 0 with a full cache, some of it in its host pool if there is one."""
+    world = World(replace(CONFIG, max_num_seqs=2))
+    world.join("w0", 24, num_cpu_blocks)
+    for index in range(9):
+        world.submit(make_submission(f"r{index}", [1 + index] * 17, max_tokens=3, ignore_eos=True))
+        world.settle()
+    world.join("w1", 24)
+    world.turn()
+    world.save()
+    return world
+
+
+def test_a_save_writes_only_the_cached_blocks_that_changed() -> None:
+    world = cached_world()
+    cache = world.core.lanes["w0"].pool.cache
+    assert len(cache) == 24 - world.core.lanes["w0"].pool.num_free > 15
+    assert save_changed_blocks(world.core) == {}
+    before = {entry.block_id: entry.serial for entry in cache}
+    world.submit(make_submission("new", [20] * 13, max_tokens=1, ignore_eos=True))
+    world.settle()
+    now = {entry.block_id: entry.serial for entry in cache}
+    differing = {block for block in before | now if before.get(block) != now.get(block)}
+    assert len(differing) >= 3, "nothing new was cached"
+    assert num_changed_blocks(world.core) == len(differing)
+    ((incarnation, parts),) = save_changed_blocks(world.core).items()
+    assert incarnation == ("w0", 1) and parts.keys() == differing
+    assert [place for place, part in parts.items() if part == GONE] == [block for block in parts if block not in now]
+
+
+@pytest.mark.parametrize("num_cpu_blocks", [0, 40])
+def test_the_parts_of_many_saves_are_the_whole(num_cpu_blocks: int) -> None:
+    """Hits, releases, evictions and demotions between the saves; every restart compares the whole states."""
+    world = cached_world(num_cpu_blocks)
+    for index in range(30):
+        prompt = [1 + index % 11] * (9 + index % 9)
+        world.submit(make_submission(f"again{index}", prompt, max_tokens=1 + index % 5, ignore_eos=True))
+        for _ in range(3):
+            world.turn()
+            world.step("w0")
+            world.step("w1")
+        world.save()
+        world.restart()
+    world.settle()
+    assert world.num_hit_tokens and world.num_evicted
+    assert (world.core.counters.demotions > 0) == (num_cpu_blocks > 0)
+
+
+def test_the_cached_blocks_must_be_those_of_the_core() -> None:
+    world = cached_world()
+    saved, config, blocks = read_core(world.saved), world.config, world.saved_blocks["w0", 1]
+    some = max(blocks)
+    assert blocks[some] != GONE
+    for damaged in (
+        {},
+        {**blocks, some: GONE},
+        {**blocks, some: blocks[some][:-1]},
+        {**blocks, some: blocks[some - 1]},
+        {**blocks, 24: blocks[some]},
+    ):
+        with pytest.raises(UnusableSnapshot, match="cached block"):
+            restore_core(saved, {("w0", 1): damaged}, config, world.records)
+    restore_core(saved, {("w0", 1): blocks}, config, world.records).check_integrity()

@@ -13,6 +13,7 @@ from shared.streams import entry_order
 def test_all_keys_of_a_pool_share_one_hash_tag() -> None:
     keys = Keys("a")
     names = [keys.intake, keys.steps, keys.plans("w", 1), keys.fence, keys.limits, keys.request("r"), keys.snapshot]
+    names.append(keys.cached_blocks("w", 1))
     assert all(name.startswith("pw:{a}:") for name in names) and len(set(names)) == len(names)
 
 
