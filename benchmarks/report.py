@@ -79,6 +79,15 @@ def table(rows: Sequence[Row]) -> str:
     )
 
 
+def middle_of(rounds: Sequence[Row], name: str) -> dict[str, Value]:
+    """Of several measurements of the same, the one whose figure `name` is in the middle, with the extremes beside it.
+
+    On a machine that others use, one measurement says little, and the least of many says what nobody will see.
+    """
+    ordered = sorted(rounds, key=lambda row: float(row[name] or 0))
+    return {**ordered[len(ordered) // 2], "quietest": ordered[0][name], "noisiest": ordered[-1][name]}
+
+
 def machine() -> dict[str, Value]:
     """Where it was measured."""
     model = platform.processor() or platform.machine()

@@ -32,7 +32,8 @@ class ArrayWorker:
         """Yielded by all of its steps."""
         self._tokens = array("i", [NO_TOKEN]) * num_rows
         self._rows: dict[int, _Row] = {}
-        self._num_decoding = 0
+        self.num_decoding = 0
+        """Rows that yield a token in every step."""
         self._endings: dict[int, list[int]] = defaultdict(list)
 
     def step(self, plan: StepPlan) -> StepResult:
@@ -50,7 +51,7 @@ class ArrayWorker:
             if self._compute(row, num_scheduled, plan.plan_id)
         )
         ended = tuple((row, int(EndReason.LENGTH)) for row in sorted(self._endings.pop(plan.plan_id, ())))
-        self.num_tokens += self._num_decoding
+        self.num_tokens += self.num_decoding
         result = StepResult(
             self.name, self.incarnation, plan.plan_id, self._tokens.tobytes(), joined=joined, left=left, ended=ended
         )
@@ -67,7 +68,7 @@ class ArrayWorker:
         state.last = plan_id + state.max_tokens - state.output_index - 1
         self._endings[state.last].append(row)
         self._tokens[row] = TOKEN
-        self._num_decoding += 1
+        self.num_decoding += 1
         return True
 
     def _drop(self, row: int) -> bool:
@@ -85,4 +86,4 @@ class ArrayWorker:
     def _clear(self, row: int) -> None:
         del self._rows[row]
         self._tokens[row] = NO_TOKEN
-        self._num_decoding -= 1
+        self.num_decoding -= 1

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.report import Bar, Report, Row, Times, shown, table
+from benchmarks.report import Bar, Report, Row, Times, middle_of, shown, table
 
 
 def test_a_bar_is_a_ceiling_or_a_floor() -> None:
@@ -14,6 +14,11 @@ def test_a_bar_is_a_ceiling_or_a_floor() -> None:
     assert Bar("x", 20.0, 20.0, "/s", at_least=True).is_met
     assert not Bar("x", 19.9, 20.0, "/s", at_least=True).is_met
     assert str(Bar("a step", 512.4, 500.0, "µs")) == "MISSED  a step: 512 µs (≤ 500)"
+
+
+def test_of_several_rounds_the_middle_one_counts() -> None:
+    rounds: list[Row] = [{"µs": 9.0, "n": 1.0}, {"µs": 5.0, "n": 2.0}, {"µs": 7.0, "n": 3.0}]
+    assert middle_of(rounds, "µs") == {"µs": 7.0, "n": 3.0, "quietest": 5.0, "noisiest": 9.0}
 
 
 def test_times_are_microseconds() -> None:

@@ -8,7 +8,7 @@ from benchmarks.scheduler_step.core_bench import (
     CoreBench,
     measure_admission,
     measure_fleet,
-    measure_snapshot,
+    measure_save,
     measure_steady,
     submission,
 )
@@ -77,9 +77,11 @@ def test_admission_is_measured_with_and_without_hits(warm: bool, monkeypatch: py
     assert float(row["add + schedule µs"] or 0) > 0 < float(row["result µs"] or 0)
 
 
-def test_the_snapshot_is_of_a_full_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_is_of_what_changed_in_a_full_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_bench, "NUM_PROMPT_TOKENS", 40)
-    assert measure_snapshot(3)["cached blocks"] == 6.0
+    row = measure_save(30)
+    assert (row["cached blocks"], row["changed"]) == (100.0, 2.0)
+    assert 0 < float(row["bytes"] or 0) < float(row["whole bytes"] or 0) / 3
 
 
 @pytest.mark.parametrize("length", [0, 4])
