@@ -8,7 +8,7 @@ reaction   The leader has a process of its own, as in life. From before a worker
            the plan that follows from it: the turn, and four ways through Redis. A worker that is a plan ahead does not
            wait for it.
 
-What was expected of one exchange with Redis per turn, and what it gave: infra/adr/0009.
+What was expected of one exchange with Redis per turn, and what it gave: infra/adr/0010.
 """
 
 import gc
