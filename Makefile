@@ -12,7 +12,7 @@ CODE := benchmarks infra kernels services shared tests
 
 .DEFAULT_GOAL := help
 .PHONY: help env kernels model run test test-property lint format bench bench-scheduler bench-kv bench-engine bench-kernels \
-	bench-gateway bench-quality bench-peers compose-test clean
+	bench-gateway bench-quality bench-peers kernels-report gpu-check compose-test clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -74,6 +74,12 @@ bench-quality: model ## perplexity and KL of quantized weights against the exact
 
 bench-peers: model ## beside vLLM and llama.cpp (benchmarks/peers/setup.sh installs them); fails if a bar is missed
 	$(BIN)/python -m benchmarks.peers $(ARGS)
+
+kernels-report: $(STAMP) ## registers, shared memory and spills of the Triton kernels, compiled without a GPU; fails if sm_90 spills
+	$(BIN)/python -m benchmarks.kernels_report $(ARGS)
+
+gpu-check: $(STAMP) ## the Triton kernels on this machine's GPU: right, and how near to its limits
+	$(BIN)/python -m benchmarks.gpu_check $(ARGS)
 
 compose-test: ## the four containers: build, stream one chat, take down
 	infra/scripts/compose-test.sh

@@ -21,6 +21,8 @@ from tests.harness.ports import free_port
 # Torch in this process and the stacks under test share the cores: threads that spin long at barriers starve the rest.
 # Read once, when torch is loaded.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+# No test needs a GPU: Triton's interpreter runs the kernels. Read once as well, when Triton is loaded.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 # A shell that starts the tests in the background makes them ignore Ctrl-C, and every process that they start as well.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

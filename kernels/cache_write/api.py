@@ -5,6 +5,7 @@ import torch
 from kernels.cache_write import native, reference
 from kernels.checks import library_of_packed, require, same_place
 from kernels.kv_layout.api import is_packed, run_shape
+from kernels.launch import runs_triton
 
 
 def cache_write(
@@ -32,8 +33,19 @@ def cache_write(
     require(same_place(key, value) and same_place(k_cache, v_cache), "cache_write: tensors differ in dtype or device")
     if not is_packed(k_cache):
         require(same_place(key, k_cache), "cache_write: tensors differ in dtype or device")
-        reference.cache_write(key, value, k_cache, v_cache, slot_mapping)
+        _write_plain(key, value, k_cache, v_cache, slot_mapping)
         return
     require(key.dtype in (k_cache.dtype, torch.float32), f"cache_write: {key.dtype} to {k_cache.dtype}")
     library = library_of_packed("cache_write")
     native.rope_cache_write(library, None, key, value, k_cache, v_cache, slot_mapping)
+
+
+def _write_plain(
+    key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> None:
+    if not runs_triton(key):
+        reference.cache_write(key, value, k_cache, v_cache, slot_mapping)
+        return
+    from kernels.cache_write import triton
+
+    triton.cache_write(key[:, :0], key, value, triton.Slots(k_cache, v_cache, None, None, slot_mapping))

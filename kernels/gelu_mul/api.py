@@ -5,6 +5,7 @@ import torch
 from kernels.checks import library_for, require
 from kernels.gated.native import Gate, gated
 from kernels.gelu_mul import reference
+from kernels.launch import runs_triton
 
 
 def gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
@@ -20,6 +21,10 @@ def gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
         ValueError: the last dimension is odd.
     """
     require(gate_up.dim() == 2 and gate_up.shape[1] % 2 == 0, f"gelu_mul: gate_up {tuple(gate_up.shape)}")
+    if runs_triton(gate_up) and gate_up.stride(1) == 1:
+        from kernels.gated import triton
+
+        return triton.gated(gate_up, is_gelu=True)
     library = library_for(gate_up)
     if library is not None:
         return gated(library, gate_up, Gate.GELU_TANH)

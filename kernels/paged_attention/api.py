@@ -26,20 +26,23 @@ import torch
 
 from kernels.checks import library_of_packed, require, same_place
 from kernels.kv_layout.api import is_packed, run_shape
+from kernels.launch import runs_triton, triton_version
 from kernels.native.library import level_name
-from kernels.paged_attention import native, reference
+from kernels.paged_attention import gpu_batch, native, reference
 
 __all__ = ["AttentionBatch", "implementation", "paged_attention", "prepare"]
 
 IntArray = npt.NDArray[np.int64]
 
-AttentionBatch = reference.TorchBatch | native.NativeBatch
+AttentionBatch = reference.TorchBatch | native.NativeBatch | gpu_batch.GpuBatch
 """What `prepare` found out about a step."""
 
 
 def implementation(device: torch.device) -> str:
     """Name of what computes attention on a device: part of the numerics fingerprint."""
-    return level_name() if device.type == "cpu" else "torch"
+    if device.type == "cpu":
+        return level_name()
+    return triton_version() or "torch"
 
 
 def prepare(
@@ -68,6 +71,8 @@ def prepare(
         require(int(context_lens.max()) <= capacity, f"prepare: a context exceeds the table's {capacity} tokens")
     if is_packed(k_cache):
         return native.prepare(query_lens, context_lens, block_tables)
+    if runs_triton(k_cache):
+        return gpu_batch.prepare(query_lens, context_lens, block_tables)
     return reference.prepare(query_lens, context_lens, block_tables, k_cache)
 
 
@@ -111,6 +116,11 @@ def paged_attention(
     require(alike and k_cache.dim() == 4, "paged_attention: K and V cache differ")
     _require_heads(query, k_cache)
     require(same_place(query, k_cache, v_cache), "paged_attention: tensors differ in dtype or device")
+    if isinstance(batch, gpu_batch.GpuBatch):
+        from kernels.paged_attention import triton
+
+        layer = triton.Layer(k_cache, v_cache, None, None, scale, window, soft_cap)
+        return triton.paged_attention(query, layer, batch)
     return reference.paged_attention(query, k_cache, v_cache, batch, scale, window, soft_cap)
 
 
