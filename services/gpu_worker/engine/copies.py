@@ -1,10 +1,10 @@
 """Carries out a plan's block copies and measures how fast the host pool is."""
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from kernels.block_copy.api import copy_blocks
 from services.gpu_worker.cache.host_pool import HostPool
@@ -20,8 +20,21 @@ _TRIAL_BLOCKS = 8
 """Copied at warm-up: a few megabytes, a few milliseconds."""
 
 
-class Copier:
+class Copier(Protocol):
     """Copies between one KV cache and one host pool, in the order given."""
+
+    def run(self, copies: CheckedCopies) -> float:
+        """Carry out the copies, or queue them; the seconds that the step was held up."""
+
+    def before_writes(self, blocks: IntArray) -> None:
+        """A step is about to read the cache and to write to these blocks: what it depends on comes first."""
+
+    def measure(self) -> None:
+        """Learn the rate from a trial, if there is a host pool. Overwrites blocks of the cache and of the pool."""
+
+
+class BlockingCopier:
+    """In main memory: a copy has ended when the call returns."""
 
     def __init__(self, cache: KVCache, pool: HostPool, rates: Rates, clock: Callable[[], float]) -> None:
         self._cache = cache
@@ -30,34 +43,39 @@ class Copier:
         self._clock = clock
 
     def run(self, copies: CheckedCopies) -> float:
-        """Carry out the copies; the seconds that it took."""
         return sum(self._copy(kind, pairs) for kind, pairs in copies)
 
+    def before_writes(self, blocks: IntArray) -> None:
+        """Nothing is on its way."""
+
     def measure(self) -> None:
-        """Learn the rate from a trial, if there is a host pool. Overwrites blocks of the cache and of the pool."""
-        count = min(_TRIAL_BLOCKS, self._pool.num_blocks, self._cache.num_blocks)
-        trial = np.repeat(np.arange(count, dtype=np.int64)[:, None], 2, 1)
-        self._pool.store(self._cache, trial)  # memory that is touched for the first time is slow
-        self._pool.load(self._cache, trial)
-        self._wait()
-        self.run(((CopyKind.OUT, trial), (CopyKind.IN, trial)))
+        trial = trial_copies(self._cache, self._pool)
+        for kind, pairs in trial:
+            carry_out(kind, pairs, self._cache, self._pool)  # memory that is touched for the first time is slow
+        self.run(trial)
 
     def _copy(self, kind: CopyKind, pairs: IntArray) -> float:
         started = self._clock()
-        match kind:
-            case CopyKind.OUT:
-                self._pool.store(self._cache, pairs)
-            case CopyKind.WITHIN:
-                copy_blocks(self._cache.data, self._cache.data, pairs)
-            case CopyKind.IN:
-                self._pool.load(self._cache, pairs)
-        self._wait()
+        carry_out(kind, pairs, self._cache, self._pool)
         seconds = self._clock() - started
         if kind is not CopyKind.WITHIN:
             self._rates.record_copy(len(pairs) * self._cache.bytes_per_block, seconds)
         return seconds
 
-    def _wait(self) -> None:
-        """A GPU's copies are only queued so far: without this the rate would be that of queueing."""
-        if self._cache.data.device.type == "cuda":
-            torch.cuda.synchronize(self._cache.data.device)
+
+def carry_out(kind: CopyKind, pairs: IntArray, cache: KVCache, pool: HostPool) -> None:
+    """Copy blocks; a GPU's copies are queued on the current stream."""
+    match kind:
+        case CopyKind.OUT:
+            pool.store(cache, pairs)
+        case CopyKind.WITHIN:
+            copy_blocks(cache.data, cache.data, pairs)
+        case CopyKind.IN:
+            pool.load(cache, pairs)
+
+
+def trial_copies(cache: KVCache, pool: HostPool) -> CheckedCopies:
+    """A few blocks out and back in."""
+    count = min(_TRIAL_BLOCKS, pool.num_blocks, cache.num_blocks)
+    trial = np.repeat(np.arange(count, dtype=np.int64)[:, None], 2, 1)
+    return (CopyKind.OUT, trial), (CopyKind.IN, trial)

@@ -12,8 +12,10 @@ from services.gpu_worker.cache.kv_cache import KVCache
 from services.gpu_worker.engine.batch import Batch, RowState
 from services.gpu_worker.engine.beams import Beams
 from services.gpu_worker.engine.config import EngineConfig
-from services.gpu_worker.engine.copies import Copier
+from services.gpu_worker.engine.copies import BlockingCopier, Copier
+from services.gpu_worker.engine.cuda_copies import CudaCopier
 from services.gpu_worker.engine.endings import Endings
+from services.gpu_worker.engine.graphs import graphs_for
 from services.gpu_worker.engine.host_memory import keep_freed_memory
 from services.gpu_worker.engine.inputs import StepInputs, build_inputs
 from services.gpu_worker.engine.outcome import Outcome, nothing
@@ -56,13 +58,19 @@ class Engine:
         self.pool = pool if pool is not None else allocate_pool(cache, 0)
         self._clock = clock
         self._limits = Limits(cache.num_blocks, self.pool.num_blocks, cache.block_size, model.config.vocab_size)
+        self._graphs = graphs_for(model, cache, config)
         self._start_measuring()
         self.begin("", 0)
 
     def _start_measuring(self) -> None:
         self.profile = StepProfile()
         self._rates = Rates()
-        self._copier = Copier(self.cache, self.pool, self._rates, self._clock)
+        self._copier = self._make_copier()
+
+    def _make_copier(self) -> Copier:
+        if self.model.device.type == "cuda":
+            return CudaCopier(self.cache, self.pool, self._rates)
+        return BlockingCopier(self.cache, self.pool, self._rates, self._clock)
 
     def begin(self, worker: str, incarnation: int) -> None:
         """Start an incarnation: forget every row, expect plan 1."""
@@ -90,6 +98,8 @@ class Engine:
         self.begin("", 0)
         for plan in warm_up_plans(self.config, self.cache, on_cpu=self.model.device.type == "cpu"):
             self.step(plan)
+        if self._graphs is not None:
+            self._graphs.record()
         self._start_measuring()
         self._copier.measure()
         self.reset()
@@ -116,7 +126,9 @@ class Engine:
         if inputs is None:
             return self._result(plan, nothing(), left)
         self.profile.observe(Part.INPUT_BUILD, self._clock() - started - copying)
+        self._copier.before_writes(inputs.written_slots // self.cache.block_size)
         outcome = self._compute(inputs, plan.chunks)
+        self._await_device()
         seconds = self._clock() - started - copying
         self.profile.observe(Part.STEP, seconds)
         self._rates.record(inputs.num_chunked, inputs.num_single, seconds)
@@ -169,11 +181,17 @@ class Engine:
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
         """Logits [num_samples, vocab_size]."""
         started = self._clock()
-        logits = self.model.forward(inputs.forward, self.cache)
+        runner = self._graphs if self._graphs is not None else self.model
+        logits = runner.forward(inputs.forward, self.cache)
         attention = self.model.attention_s
         self.profile.observe(Part.ATTENTION, attention)
         self.profile.observe(Part.GEMM, self._clock() - started - attention)
         return logits
+
+    def _await_device(self) -> None:
+        """A pass that samples nothing is only queued so far: without this its time would be that of queueing."""
+        if self.model.device.type == "cuda":
+            torch.cuda.current_stream(self.model.device).synchronize()
 
     def _choose(self, logits: torch.Tensor, inputs: StepInputs) -> Outcome:
         """A token for each row, candidates for each beam."""

@@ -28,6 +28,8 @@ class StepInputs:
     """Rows that compute one token because they decode or are beams."""
     num_chunked: int
     """Tokens of chunks."""
+    written_slots: IntArray
+    """Slots of the cache that the pass writes to."""
 
 
 def build_inputs(
@@ -46,15 +48,16 @@ def build_inputs(
     flat_rows, positions = _flatten(all_rows, query_lens, context_lens)
     device = batch.last_token.device
     tables = batch.tables.device[torch.from_numpy(all_rows).to(device)]
+    slots = batch.tables.slots(flat_rows, positions, cache.block_size)
     forward = ForwardInputs(
         token_ids=_token_ids(batch, single, rows, sizes),
         positions=torch.from_numpy(positions).to(device),
-        slot_mapping=torch.from_numpy(batch.tables.slots(flat_rows, positions, cache.block_size)).to(device),
+        slot_mapping=torch.from_numpy(slots).to(device),
         attention=prepare(query_lens, context_lens, tables, cache.layer(0)[0]),
         sample_at=_sample_at(len(single), sizes, completes, device) if len(rows) else None,
     )
     sampled = np.concatenate((single, rows[completes]))
-    return StepInputs(forward, sampled, rows[completes], len(single), int(sizes.sum()))
+    return StepInputs(forward, sampled, rows[completes], len(single), int(sizes.sum()), slots)
 
 
 def _columns(chunks: tuple[tuple[int, int], ...]) -> tuple[IntArray, IntArray]:

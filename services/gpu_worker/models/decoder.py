@@ -48,6 +48,8 @@ class DecoderModel:
         self.attention_s = 0.0
         self._inv_freq = {layer.rope: inverse_frequencies(layer.rope).to(device) for layer in config.layers}
         self._activate = _ACTIVATIONS[config.activation]
+        # Rounded to the dtype before the product: that is how these models were trained.
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype, device=device)
         vocabulary = (config.vocab_size, config.hidden_size)
         prefix = weights.prefix_of("embed_tokens.weight", _PREFIXES)
         self.embedding = weights.get(f"{prefix}embed_tokens.weight", vocabulary)
@@ -92,8 +94,7 @@ class DecoderModel:
         hidden = torch.nn.functional.embedding(token_ids, self.embedding)
         if self.config.embedding_scale == 1.0:
             return hidden
-        # The factor is rounded to the dtype before the product: that is how these models were trained.
-        return hidden * torch.tensor(self.config.embedding_scale, dtype=self.dtype, device=self.device)
+        return hidden * self._embedding_scale
 
     def _attention(
         self,

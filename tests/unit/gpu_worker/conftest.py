@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from kernels.kv_layout.api import KVLayout
 from services.gpu_worker.cache.host_pool import PlainPool, allocate_pool
 from services.gpu_worker.cache.kv_cache import KVCache
 from services.gpu_worker.engine import Engine, EngineConfig
@@ -51,13 +52,15 @@ def make_driver(tiny: Tiny) -> MakeDriver:
         seed: int = 0,
         num_cpu_blocks: int = 0,
         cpu_cache_dtype: str = "auto",
+        layout: KVLayout | None = None,
     ) -> EngineDriver:
-        cache = KVCache.allocate(tiny.model.config, num_blocks, block_size, tiny.model.dtype, tiny.model.device)
+        model = tiny.model
+        cache = KVCache.allocate(model.config, num_blocks, block_size, model.dtype, model.device, layout)
         cache.data.fill_(float("nan"))
         pool = allocate_pool(cache, num_cpu_blocks, cpu_cache_dtype)
         if isinstance(pool, PlainPool):
             pool.data.fill_(float("nan"))
-        return EngineDriver(Engine(tiny.model, cache, EngineConfig(max_num_seqs, 512), pool=pool), seed=seed)
+        return EngineDriver(Engine(model, cache, EngineConfig(max_num_seqs, 512), pool=pool), seed=seed)
 
     return make
 
