@@ -1,7 +1,7 @@
 """Counter-based random numbers: Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
 
-A draw is a function of (seed, choice, output index) and of nothing else: not of the batch, the worker, the device or a
-restart. It is computed on the host in integer arithmetic, so it is the same everywhere.
+A draw's random numbers are a function of (seed, choice, output index) and of nothing else: not of the batch, the
+worker, the device or a restart. They are computed on the host, so they are the same everywhere.
 """
 
 import numpy as np
@@ -33,17 +33,23 @@ def philox4x32(counter: tuple[UInt64Array, ...], key: tuple[UInt64Array, ...]) -
     return x0, x1, x2, x3
 
 
-def uniforms(
-    seeds: npt.NDArray[np.int64], choices: npt.NDArray[np.int64], indices: npt.NDArray[np.int64]
+def exponentials(
+    seeds: npt.NDArray[np.int64], choices: npt.NDArray[np.int64], indices: npt.NDArray[np.int64], count: int
 ) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) per element, a multiple of 2**-52: multiplied with a total it stays below the total.
+    """`count` independent exponential variables of rate 1 per element, at least 2**-33 and at most 23.
 
     Args:
-        seeds, choices, indices: [n] int64, not negative: seed of the request, choice within it, output index.
+        seeds, choices, indices: [n] int64, not negative: seed of the request, choice within it (its lower 32 bits
+            count), output index.
+        count: a multiple of 4.
+
+    Returns:
+        [n, count].
     """
-    seed = seeds.astype(np.uint64)
-    index, choice = indices.astype(np.uint64), choices.astype(np.uint64)
-    counter = (index & _MASK, index >> _HALF, choice & _MASK, choice >> _HALF)
-    first, second, _, _ = philox4x32(counter, (seed & _MASK, seed >> _HALF))
-    bits = (first << np.uint64(20)) | (second >> np.uint64(12))
-    return bits.astype(np.float64) * 2.0**-52
+    seed, choice, index = (column.astype(np.uint64)[:, None] for column in (seeds, choices, indices))
+    group = np.arange(count // 4, dtype=np.uint64)[None]
+    counter = np.broadcast_arrays(group, index & _MASK, index >> _HALF, choice & _MASK)
+    words = philox4x32(tuple(counter), (seed & _MASK, seed >> _HALF))
+    # The middle of each of 2**32 intervals: neither 0 nor 1.
+    uniforms = (np.stack(words, -1).reshape(len(seed), count) + 0.5) * 2.0**-32
+    return -np.log(uniforms)

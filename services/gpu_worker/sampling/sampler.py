@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.gpu_worker.sampling.draw import inverse_cdf
+from services.gpu_worker.sampling.draw import FAN_OUT, num_levels, race
 from services.gpu_worker.sampling.filters import cutoffs
 from services.gpu_worker.sampling.penalties import TokenCounts
-from services.gpu_worker.sampling.philox import uniforms
+from services.gpu_worker.sampling.philox import exponentials
 from services.gpu_worker.sampling.rows import Need, SamplingRows
 from shared.sampling import SamplingParams
 
@@ -150,8 +150,9 @@ class Sampler:
             subset = scaled[at]
             lowest = cutoffs(subset, *(self._to_device(column[of]) for column in columns))
             scaled[at] = subset.masked_fill_(subset < lowest[:, None], -torch.inf)
-        u = uniforms(self._rows.seed[rows], self._rows.choice[rows], output_index)
-        return inverse_cdf(scaled.exp_(), self._to_device(u))
+        levels = num_levels(self._vocab_size)
+        times = exponentials(self._rows.seed[rows], self._rows.choice[rows], output_index, levels * FAN_OUT)
+        return race(scaled.exp_(), self._to_device(times).view(len(rows), levels, FAN_OUT))
 
     def _masked_endings(self, params: SamplingParams) -> Sparse:
         """What must not end the row yet. With `ignore_eos` an EOS ends nothing, so it stays an ordinary token."""

@@ -1,7 +1,8 @@
-"""The scheduler's core plans for the worker's engine, without Redis: choices and beam searches on a real model."""
+"""The scheduler's core plans for the worker's engine, without Redis: choices, draws and beam searches."""
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from transformers import LlamaForCausalLM
 
 from services.gpu_worker.engine import Engine
 from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.cost_model import Preemption
 from services.scheduler.core.outcomes import Finished
 from services.scheduler.core.scheduler import SchedulerCore
 from shared.messages import StepPlan, Submission, WorkerJoined
@@ -33,7 +35,7 @@ def submission(name: str, prompt: Sequence[int], params: SamplingParams, group: 
 def serve(engine: Engine, core: SchedulerCore, submissions: Sequence[Submission]) -> dict[str, Finished]:
     """All of them to their ends, with two plans in flight."""
     engine.begin("w", 1)
-    core.on_worker_joined(WorkerJoined("w", 1, engine.cache.num_blocks))
+    core.on_worker_joined(WorkerJoined("w", 1, engine.cache.num_blocks, engine.pool.num_blocks))
     for each in submissions:
         core.add_request(each)
     in_flight: deque[StepPlan] = deque()
@@ -50,7 +52,8 @@ def serve(engine: Engine, core: SchedulerCore, submissions: Sequence[Submission]
 
 
 def make_core(**options: object) -> SchedulerCore:
-    return SchedulerCore(SchedulerConfig(max_model_len=256, block_size=BLOCK_SIZE, max_num_seqs=8, **options))  # type: ignore[arg-type]
+    sizes = {"max_model_len": 256, "block_size": BLOCK_SIZE, "max_num_seqs": 8}
+    return SchedulerCore(SchedulerConfig(**sizes, **options))  # type: ignore[arg-type]
 
 
 def by_transformers(peer: LlamaForCausalLM, prompt: list[int], params: SamplingParams) -> list[tuple[list[int], float]]:
@@ -130,3 +133,41 @@ def test_greedy_choices_of_a_prompt_all_have_its_text(size: int, tiny, make_driv
     known = sum(float(logprobs[size - 1 + index, token]) for index, token in enumerate(expected))
     for end in ends.values():
         assert end.final.cumulative_logprob == pytest.approx(known, rel=1e-4)
+
+
+SAMPLED: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 1.6},
+    {"top_p": 0.9, "repetition_penalty": 1.3},
+    {"top_k": 20, "presence_penalty": 0.8, "frequency_penalty": 0.5, "min_tokens": 30},
+    {"min_p": 0.05, "stop_token_ids": tuple(range(100, 108))},
+)
+
+
+def test_draws_of_choices_are_those_that_each_would_have_alone(make_driver) -> None:
+    """`n` = 3 with a seed, forked, preempted, swapped and demoted, in chunks and beside others: the choice, the output
+    index and the penalties' counts go with each request."""
+    requests = []
+    for number in range(10):
+        prompt = prompt_of((15, 16, 17, 40, 33)[number % 5])  # each comes twice, so the cache is hit
+        for choice in range(3):
+            changes: dict[str, Any] = {"max_tokens": 18 + 3 * number, "choice": choice, **SAMPLED[number // 2]}
+            params = SamplingParams(seed=7 + number % 3, **changes)
+            requests.append(submission(choice_id(f"r{number}", choice), prompt, params, group=f"r{number}"))
+    alone: dict[str, bytes] = {}
+    engine = make_driver().engine
+    for request in requests:
+        alone |= outputs(serve(engine, make_core(enable_prefix_caching=False), [request]))
+    assert len(set(alone.values())) == len(requests) and len({len(output) for output in alone.values()}) > 11
+    for preemption in (Preemption.SWAP, Preemption.RECOMPUTE):
+        core = make_core(preemption=preemption, admission_room=0, max_num_batched_tokens=24)
+        host = 40 if preemption is Preemption.SWAP else 0
+        crowded = serve(make_driver(num_blocks=22, num_cpu_blocks=host).engine, core, requests)
+        assert outputs(crowded) == alone
+        stats = core.stats()
+        assert stats.num_preemptions >= 10 and stats.num_forks >= 10 and stats.prefix_cache_hits > 0
+        assert (stats.num_swap_ins > 20 and stats.num_promotions > 0) == (preemption is Preemption.SWAP)
+
+
+def outputs(ends: dict[str, Finished]) -> dict[str, bytes]:
+    return {request_id: end.output for request_id, end in ends.items()}

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from services.gpu_worker.sampling.philox import philox4x32, uniforms
+from services.gpu_worker.sampling.philox import exponentials, philox4x32
 
 KNOWN_ANSWERS = [
     # counter, key, output: the published vectors of the Random123 library for ten rounds
@@ -25,22 +25,27 @@ def column(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 
 
-def test_a_draw_depends_on_its_own_numbers_only() -> None:
-    alone = uniforms(column(7), column(0), column(3))
-    among = uniforms(column(1, 7, 2**63 - 1), column(0, 0, 1), column(9, 3, 2**31))
-    assert among[1] == alone[0]
+def test_times_depend_on_their_own_numbers_only() -> None:
+    alone = exponentials(column(7), column(0), column(3), 8)
+    among = exponentials(column(1, 7, 2**63 - 1), column(0, 0, 1), column(9, 3, 2**31), 8)
+    more = exponentials(column(7), column(0), column(3), 12)
+    assert among[1].tolist() == alone[0].tolist() == more[0, :8].tolist()
 
 
-def test_seed_choice_and_index_each_change_the_draw() -> None:
-    draws = uniforms(column(7, 8, 7 + 2**32, 7, 7, 7), column(0, 0, 0, 1, 0, 0), column(3, 3, 3, 3, 4, 3 + 2**32))
-    assert len(set(draws.tolist())) == 6
+def test_seed_choice_index_and_place_each_change_the_time() -> None:
+    seeds, indices = column(7, 8, 7 + 2**32, 7, 7, 7), column(3, 3, 3, 3, 4, 3 + 2**32)
+    times = exponentials(seeds, column(0, 0, 0, 1, 0, 0), indices, 16)
+    assert len(set(times.ravel().tolist())) == 6 * 16
 
 
-def test_uniforms_are_uniform_and_below_one() -> None:
-    count = 20_000
-    draws = uniforms(np.full(count, 5, np.int64), np.zeros(count, np.int64), np.arange(count))
-    assert draws.min() >= 0
-    assert draws.max() < 1
-    bins = np.histogram(draws, bins=50, range=(0, 1))[0]
-    chi_square = ((bins - count / 50) ** 2 / (count / 50)).sum()
-    assert chi_square < 85.4, "99.9 % of a chi-square with 49 degrees of freedom"
+def test_times_are_exponential() -> None:
+    """Chi-square over 50 intervals of equal probability, among neighbours in a draw as well as among draws."""
+    count = 4000
+    times = exponentials(np.full(count, 5, np.int64), np.zeros(count, np.int64), np.arange(count), 8)
+    assert times.min() > 0
+    assert times.max() < 23
+    for some in (times[:, 0], times[:, 5], times[:500].ravel()):
+        bins = np.histogram(np.exp(-some), bins=50, range=(0, 1))[0]
+        chi_square = ((bins - count / 50) ** 2 / (count / 50)).sum()
+        assert chi_square < 85.4, "99.9 % of a chi-square with 49 degrees of freedom"
+    assert abs(np.corrcoef(times[:, 0], times[:, 1])[0, 1]) < 0.05
