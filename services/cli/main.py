@@ -1,6 +1,8 @@
 """The `pagewire` command: parses, calls, and turns errors into one line and an exit code."""
 
+import errno
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -37,20 +39,40 @@ Url = Annotated[str | None, typer.Option(help="Server.", show_default="the one t
 ApiKey = Annotated[str, typer.Option(envvar="PAGEWIRE_API_KEY", help="Sent as a bearer token.")]
 
 
+CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
+
+
 def reports_errors(function: Callable[P, R]) -> Callable[P, R]:
-    """Expected errors become one line on stderr and exit code 1."""
+    """Expected errors become one line on stderr and exit code 1; so does output that nobody takes."""
 
     @wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                sys.stdout.flush()
         except PagewireError as error:
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(1) from error
         except KeyboardInterrupt as error:
             raise typer.Exit(130) from error
+        except OSError as error:
+            if error.errno not in CANNOT_WRITE:
+                raise
+            _give_up_stdout()
+            if error.errno != errno.EPIPE:  # whoever read has seen enough
+                print(f"error: cannot write: {error.strerror}", file=sys.stderr)
+            raise typer.Exit(1) from error
 
     return wrapper
+
+
+def _give_up_stdout() -> None:
+    """What is left in its buffer goes nowhere, else Python tries again at exit and complains."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 @app.command()
@@ -293,7 +315,8 @@ def replay(
     ] = None,
     request: Annotated[str | None, typer.Option(help="Explain the life of the request with this id.")] = None,
 ) -> None:
-    """Derive all recorded plans again. Exit code 0: byte-identical; 1: the first difference is shown."""
+    """Derive all recorded plans again. Exit code 0: byte-identical, and what is missing is told; 1: the first
+    difference is shown."""
     from services.cli.replay import run
 
     raise typer.Exit(run(folder, step=step, request=request))

@@ -28,6 +28,9 @@ def run(folder: Path, *, step: str | None = None, request: str | None = None) ->
         print(f"gap: ticks {first} to {last} are not recorded", file=sys.stderr)
     if verdict.lost_from:
         print(f"gap: ticks from {verdict.lost_from} on are not recorded", file=sys.stderr)
+    if not (verdict.lost_from or verdict.is_closed or verdict.difference):
+        reasons = "its process still runs or was killed, or the disk was full"
+        print(f"gap: the recording was not closed after tick {verdict.last_tick}: {reasons}", file=sys.stderr)
     for name in verdict.cut:
         print(f"{name} ends within a message, as if its process was killed or the disk was full", file=sys.stderr)
     print(verdict)

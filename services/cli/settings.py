@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, JsonValue, SecretStr, ValidationError, field_validator
+from pydantic import Field, JsonValue, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -70,14 +70,19 @@ class Settings(BaseSettings):
     )
     num_cpu_blocks: int | None = option(
         None,
-        "KV blocks per worker in main memory, for swap and demotion.",
+        "KV blocks per worker in main memory, for swap and demotion; this or --swap-space.",
         shown="0",
         forward=True,
         ge=0,
         le=MAX_BLOCKS,
     )
     swap_space: float | None = option(
-        None, "GiB per worker for them, instead of their number.", shown="0", forward=True, ge=0, allow_inf_nan=False
+        None,
+        "GiB of such blocks per worker, instead of their number.",
+        shown="0",
+        forward=True,
+        ge=0,
+        allow_inf_nan=False,
     )
     cpu_cache_dtype: Literal["auto", "int8"] | None = option(
         None,
@@ -178,6 +183,13 @@ class Settings(BaseSettings):
             from services.scheduler.settings import checked_weights
 
             checked_weights(value)
+        return value
+
+    @field_validator("swap_space")
+    @classmethod
+    def _check_host_pool(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value and info.data.get("num_cpu_blocks"):
+            raise ValueError(f"num-cpu-blocks gives {info.data['num_cpu_blocks']} blocks already: use one of the two")
         return value
 
 

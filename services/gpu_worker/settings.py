@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shared.model_store import DEFAULT_HOME, DEFAULT_MODEL
@@ -34,7 +34,7 @@ class Settings(BaseSettings):
     num_cpu_blocks: int = Field(0, ge=0)
     """Blocks of the host pool, for swapped requests and demoted prefixes."""
     swap_space: float = Field(0.0, ge=0, allow_inf_nan=False)
-    """GiB of host pool, if `num_cpu_blocks` is 0."""
+    """GiB of host pool, instead of `num_cpu_blocks`."""
     cpu_cache_dtype: Literal["auto", "int8"] = "auto"
     """What the host pool stores: `auto` exactly what the KV cache holds; `int8` less, but text may change."""
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
@@ -52,3 +52,10 @@ class Settings(BaseSettings):
     drain_grace_s: float = Field(25.0, ge=0)
     """On SIGTERM: longest time until its requests have moved or ended. (Kubernetes kills after 30.)"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("swap_space")
+    @classmethod
+    def _check_host_pool(cls, value: float, info: ValidationInfo) -> float:
+        if value and info.data.get("num_cpu_blocks"):
+            raise ValueError("num_cpu_blocks is given already: use one of the two")
+        return value

@@ -13,6 +13,11 @@ from shared.sampling import SamplingParams
 _TICK = Tick(0, "0-0", "0-0", 0.0)
 
 
+def owns_blocks(engine: Engine, row: int) -> bool:
+    """Whether a row of the engine's batch holds KV blocks."""
+    return bool(engine._batch.tables.num_blocks[row])
+
+
 @dataclass(slots=True)
 class Driven:
     """One request and what the results said of it."""

@@ -51,10 +51,6 @@ class TextTokenizer:
             raise ConfigError(f"{file}: {error}") from error
         return cls(tokenizer, read_model_text(path, tokenizer_size=tokenizer.get_vocab_size()))
 
-    @property
-    def has_chat_template(self) -> bool:
-        return self._template is not None
-
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`; with `add_special_tokens`, those that the tokenizer puts around a text (BOS, …)."""
         # The batch form releases the GIL, the single form does not.

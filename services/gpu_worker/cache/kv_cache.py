@@ -125,8 +125,3 @@ def _memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
 def kv_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes that one block takes over all layers."""
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * block_size * dtype.itemsize
-
-
-def num_blocks_for(memory_bytes: int, config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Blocks that fit `memory_bytes`; 0 if not even one does."""
-    return max(0, memory_bytes) // kv_bytes_per_block(config, block_size, dtype)

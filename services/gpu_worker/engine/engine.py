@@ -134,10 +134,6 @@ class Engine:
         self._rates.record(inputs.num_chunked, inputs.num_single, seconds)
         return self._result(plan, outcome, left)
 
-    def owns_blocks(self, row: int) -> bool:
-        """Whether a row holds KV blocks."""
-        return bool(self._batch.tables.num_blocks[row])
-
     def _drop(self, rows: tuple[int, ...]) -> tuple[int, ...]:
         """Remove rows; answers those that readers of the log know. A row that had already ended is free: no news."""
         known = tuple(row for row in rows if self._batch.state[row] != RowState.FREE and self._batch.is_joined[row])

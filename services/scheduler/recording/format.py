@@ -5,6 +5,7 @@
     TickRecord    tick n + 2
     …
     Loss          if ticks behind the last one could not be recorded
+    End           if the recorder was closed, so that nothing behind the last one is missing
 
 Every file stands by itself: it begins with the whole state. A new one begins with every leader, after a gap, and when
 the last one is large. A leader that takes over records the ticks that it replays from Redis too, so files may overlap,
@@ -85,6 +86,11 @@ class TickRecord(Message, frozen=True, tag="recorded-tick/1"):
     events: tuple[RequestEvent, ...]
     cached: tuple[tuple[str, int], ...]
     ended: tuple[Ended, ...]
+
+
+class End(Message, frozen=True, tag="recorded-end/1"):
+    """The last message of a recorder that was closed. Without it the process still runs, or was killed, or the disk
+    was full: ticks may be missing."""
 
 
 class Loss(Message, frozen=True, tag="recorded-loss/1"):

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgpack
 import msgspec
 
-from services.scheduler.recording.format import SUFFIX, Header, Loss, RecordingError, TickRecord
+from services.scheduler.recording.format import SUFFIX, End, Header, Loss, RecordingError, TickRecord
 
 _headers = msgspec.msgpack.Decoder(Header)
-_records: msgspec.msgpack.Decoder[TickRecord | Loss] = msgspec.msgpack.Decoder(TickRecord | Loss)
+_records: msgspec.msgpack.Decoder[TickRecord | Loss | End] = msgspec.msgpack.Decoder(TickRecord | Loss | End)
 
 
 class _Cut(Exception):
@@ -30,6 +30,8 @@ class RecordedFile:
     header: Header
     is_cut: bool = False
     """After its ticks were read: it ends within a message, as that of a killed process may."""
+    is_closed: bool = False
+    """After its ticks were read: its recorder had written all that there was."""
     lost_from: int = 0
     """After its ticks were read: the first of those behind it that could not be recorded; 0: none."""
 
@@ -48,13 +50,16 @@ class RecordedFile:
                 if isinstance(record, Loss):
                     self.lost_from = record.tick
                     return
+                if isinstance(record, End):
+                    self.is_closed = True
+                    return
                 yield record
         except _Cut:
             self.is_cut = True
         except _Damage as error:
             raise RecordingError(f"{self.path}: damaged behind tick {number}, {error}") from error
 
-    def _record(self, number: int, offset: int, message: memoryview) -> TickRecord | Loss:
+    def _record(self, number: int, offset: int, message: memoryview) -> TickRecord | Loss | End:
         try:
             record = _records.decode(message)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -24,7 +24,7 @@ import msgspec
 from services.scheduler.core.scheduler import SchedulerCore
 from services.scheduler.core.snapshot import take_snapshot
 from services.scheduler.core.ticks import TickOutcome
-from services.scheduler.recording.format import SUFFIX, Header, Loss, TickRecord, config_dict, ended_of, plan_bytes
+from services.scheduler.recording.format import SUFFIX, End, Header, Loss, TickRecord, config_dict, ended_of, plan_bytes
 from services.scheduler.service import logs
 from shared.errors import ConfigError
 from shared.messages import IntakeMessage, LogMessage, Submission, Submit, Tick, encode
@@ -184,6 +184,7 @@ class Recorder:
             self._wake.clear()
             self._write()
         self._write()
+        self._append([encode(End())])
         self._close_file()
 
     def _write(self) -> None:

@@ -36,12 +36,21 @@ class Verdict:
     """The first of the ticks behind the last file that could not be recorded; 0: none."""
     cut: list[str] = field(default_factory=list)
     """Files that end within a message."""
+    last_tick: int = 0
+    is_closed: bool = False
+    """Whether the last file says that nothing is missing behind it."""
     difference: Difference | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every tick from the first file's beginning to the recorder's end is there."""
+        return self.is_closed and not self.gaps
 
     def __str__(self) -> str:
         if self.difference is not None:
             return str(self.difference)
-        return f"{self.num_ticks} ticks, {self.num_plans} plans: byte-identical"
+        missing = "" if self.is_complete else ", as far as they are recorded: the recording is incomplete"
+        return f"{self.num_ticks} ticks, {self.num_plans} plans: byte-identical{missing}"
 
 
 def restore_core(header: Header, path: object) -> SchedulerCore:
@@ -101,7 +110,7 @@ def verify(files: list[RecordedFile]) -> Verdict:
                 verdict.num_ticks += 1
                 verdict.num_plans += step.record.plan != NO_PLAN
                 last, last_now = number, step.record.tick.now
-        verdict.lost_from = file.lost_from
+        verdict.lost_from, verdict.is_closed, verdict.last_tick = file.lost_from, file.is_closed, last
         if file.is_cut:
             verdict.cut.append(file.path.name)
     return verdict

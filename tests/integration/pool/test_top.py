@@ -1,6 +1,8 @@
 """`pagewire top` shows what is there: for people, and for scripts."""
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 from typer.testing import CliRunner
@@ -84,6 +86,14 @@ def test_without_a_leader_it_says_so(pool: Pool) -> None:
     frame = _frame(pool)
     assert frame["leader"] is None and frame["stats"] is None
     assert "no scheduler leads" in run_top(pool, "--once")
+
+
+def test_a_full_disk_is_one_line(pool: Pool) -> None:
+    command = [sys.executable, "-m", "services.cli", "top", "--redis-url", pool.url, "--pool", pool.keys.pool]
+    for flag in ("--once", "--json"):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([*command, flag], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (1, "error: cannot write: No space left on device\n")
 
 
 def test_a_redis_that_does_not_answer_is_an_error_in_one_line() -> None:

@@ -68,6 +68,7 @@ def test_state_directory_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         ({"itl_target_s": float("inf")}, "option itl-target-s: .*finite"),
         ({"num_blocks": 99999999999}, "option num-blocks"),
         ({"num_cpu_blocks": 99999999999}, "option num-cpu-blocks"),
+        ({"swap_space": 1.0, "num_cpu_blocks": 8}, "option swap-space: .*num-cpu-blocks gives 8 blocks already"),
         ({"max_bypasses": -1}, "option max-bypasses"),
         ({"fit": "tight"}, "option fit"),
         ({"max_num_seqs": 0}, "option max-num-seqs"),

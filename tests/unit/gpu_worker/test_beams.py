@@ -13,7 +13,7 @@ from shared.messages import BeamRow, BlockCopies, CopyKind, EndReason, NewRow, S
 from shared.packing import NO_TOKEN, pack_int32, unpack_int32
 from shared.sampling import SamplingParams
 from tests.fakes.beam_search import BeamSearch
-from tests.fakes.engine_driver import EngineDriver
+from tests.fakes.engine_driver import EngineDriver, owns_blocks
 from tests.fakes.tiny_llama import EOS, VOCAB_SIZE
 
 TICK = Tick(0, "0-0", "0-0", 0.0)
@@ -89,7 +89,7 @@ def test_equals_the_beam_search_of_transformers(case: str, tiny, make_driver) ->
     if endings:
         assert any(len(beam.output) < params.max_tokens for beam in found), "some must have ended early"
         assert all(len(beam.output) > params.min_tokens for beam in found)
-    assert not any(engine.owns_blocks(row) for row in range(9))
+    assert not any(owns_blocks(engine, row) for row in range(9))
 
 
 def test_candidates_are_the_best_tokens_in_order(tiny, make_driver) -> None:
@@ -191,7 +191,7 @@ def test_parameters_that_a_search_cannot_honour_end_it(changes: dict, make_drive
     engine = make_driver().engine
     result = engine.step(first_plan(prompt_of(20), with_params(**changes)))
     assert result.ended == ((0, EndReason.ERROR),) and result.candidates == ()
-    assert not engine.owns_blocks(0)
+    assert not owns_blocks(engine, 0)
 
 
 def test_logits_that_are_not_finite_end_the_beam_and_no_other(make_driver) -> None:
@@ -210,7 +210,7 @@ def test_logits_that_are_not_finite_end_the_beam_and_no_other(make_driver) -> No
     )
     assert result.ended == ((2, EndReason.ERROR),)
     assert [found.row for found in result.candidates] == [1, 0]
-    assert not engine.owns_blocks(2) and engine.owns_blocks(1)
+    assert not owns_blocks(engine, 2) and owns_blocks(engine, 1)
 
 
 WRONG_BEAMS: dict[str, tuple[dict, str]] = {

@@ -9,6 +9,7 @@ import pytest
 from shared.messages import EndReason
 from shared.packing import NO_TOKEN, unpack_int32
 from shared.sampling import SamplingParams
+from tests.fakes.engine_driver import owns_blocks
 from tests.fakes.tiny_llama import EOS, VOCAB_SIZE
 
 GREEDY = SamplingParams(max_tokens=12, seed=0, temperature=0.0, ignore_eos=True)
@@ -110,7 +111,7 @@ def test_plans_made_before_an_ending_was_known_yield_nothing(make_driver, plain)
     before = len(neighbour.output)
     driver.extra_blocks = [(1, 0)]
     late = driver.step()
-    assert not driver.engine.owns_blocks(1)
+    assert not owns_blocks(driver.engine, 1)
     assert list(unpack_int32(late.tokens)) == neighbour.output[-1:]
     assert len(neighbour.output) == before + 1
     assert driver.step(drop_rows=[1]).left == ()

@@ -3,7 +3,7 @@ import torch
 
 from kernels.kv_layout.api import KVLayout, is_packed
 from kernels.native.library import using
-from services.gpu_worker.cache.kv_cache import KVCache, kv_bytes_per_block, num_blocks_for
+from services.gpu_worker.cache.kv_cache import KVCache, kv_bytes_per_block
 from shared.errors import ConfigError
 
 
@@ -45,12 +45,6 @@ def test_the_layout_is_what_the_fastest_kernels_read(tiny) -> None:
     assert layout(torch.bfloat16, 7) is KVLayout.PLAIN, "a word would hold tokens of two blocks"
     with using(None):
         assert layout(torch.bfloat16, 8) is KVLayout.PLAIN
-
-
-def test_number_of_blocks_for_a_budget(tiny) -> None:
-    size = kv_bytes_per_block(tiny.model.config, 16, torch.float32)
-    budgets = (size * 7 + size - 1, size, size - 1, -5)
-    assert [num_blocks_for(budget, tiny.model.config, 16, torch.float32) for budget in budgets] == [7, 1, 0, 0]
 
 
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 16), (4, 0), (1 << 45, 16)])

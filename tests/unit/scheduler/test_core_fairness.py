@@ -11,7 +11,7 @@ from services.scheduler.core.policies.base import PolicyName
 from services.scheduler.core.policies.fair import MIN_REMEMBERED, Fair
 from shared.messages import Submission
 from tests.fakes.scheduler_world import World, make_submission
-from tests.fakes.timed_pool import Arrival, TimedPool
+from tests.fakes.timed_pool import STEP_S, TOKEN_S, Arrival, TimedPool
 
 
 def make_pool(**options: Any) -> TimedPool:
@@ -57,13 +57,14 @@ def test_two_backlogged_tenants_get_the_same_number_of_tokens() -> None:
     assert index[PolicyName.FCFS] < 0.6
 
 
-INTERACTIVE = [Arrival(0.713 + 1.013 * n, request("b", n, 900, 100)) for n in range(25)]
-"""One request per second, never at the same point of a step."""
+def interactive(num_prompt: int = 900) -> list[Arrival]:
+    """One request per second, never at the same point of a step."""
+    return [Arrival(0.713 + 1.013 * n, request("b", n, num_prompt, 100)) for n in range(25)]
 
 
-def p95_ttft(arrivals: list[Arrival], **options: Any) -> tuple[float, TimedPool]:
+def p95_ttft(arrivals: list[Arrival], max_num_batched_tokens: int = 256, **options: Any) -> tuple[float, TimedPool]:
     """Of tenant b, in seconds."""
-    pool = make_pool(max_num_batched_tokens=256, **options)
+    pool = make_pool(max_num_batched_tokens=max_num_batched_tokens, **options)
     pool.run(arrivals)
     assert pool.core.is_idle
     times = [pool.first_token[s.request_id] - at for at, s in arrivals if s.tenant == "b"]
@@ -74,13 +75,28 @@ def p95_ttft(arrivals: list[Arrival], **options: Any) -> tuple[float, TimedPool]
 def test_a_flood_of_one_tenant_hardly_delays_another(max_num_seqs: int) -> None:
     """BEST-27: a sends 100 requests of 1,000 tokens at once, b one per second: b's p95 TTFT stays under twice its solo
     one. First come, first served it is more than 50 times that."""
-    flood = [*backlog("a", 100, 500, 500), *INTERACTIVE]
-    solo, _ = p95_ttft(INTERACTIVE, max_num_seqs=max_num_seqs)
+    flood = [*backlog("a", 100, 500, 500), *interactive()]
+    solo, _ = p95_ttft(interactive(), max_num_seqs=max_num_seqs)
     shared, pool = p95_ttft(flood, max_num_seqs=max_num_seqs)
     unfair, _ = p95_ttft(flood, max_num_seqs=max_num_seqs, policy=PolicyName.FCFS)
     assert shared < 2 * solo
     assert unfair > 50 * solo
     assert pool.core.stats().num_preemptions >= 5, "nobody had to make way"
+
+
+@pytest.mark.parametrize(("num_prompt", "is_under_twice"), [(100, False), (500, False), (900, True)])
+def test_what_a_flood_adds_is_three_steps_however_long_it_is(num_prompt: int, is_under_twice: bool) -> None:
+    """BEST-27 with the default budget: both plans that are in flight when a request of b comes are carried out before
+    its own, and decode rows leave its prompt less of a step, so that it may need one more. Twice the solo TTFT is
+    therefore kept by prompts of two steps and more, as in BEST-27 itself, and cannot be by those of one step."""
+    longest_step = STEP_S + 512 * TOKEN_S
+    solo, _ = p95_ttft(interactive(num_prompt), 512)
+    added = []
+    for count in (50, 100):
+        shared, _ = p95_ttft([*backlog("a", count, 500, 500), *interactive(num_prompt)], 512)
+        added.append(shared - solo)
+    assert max(added) <= 3 * longest_step
+    assert (solo + max(added) < 2 * solo) == is_under_twice
 
 
 def test_tenants_that_both_want_more_do_not_displace_each_other() -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from services.cli.main import app
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.recording import recorder as recorder_module
-from services.scheduler.recording.format import RecordingError, decode_plan
+from services.scheduler.recording.format import End, RecordingError, decode_plan
 from services.scheduler.recording.life import explain_request
 from services.scheduler.recording.reader import open_recording
 from services.scheduler.recording.recorder import Recorder, RecorderLimits
@@ -22,7 +22,7 @@ from services.scheduler.recording.verify import verify
 from services.scheduler.simulator import Report, WorkerChange, WorkerSpec, simulate
 from services.scheduler.simulator.generators import generate
 from shared.errors import ConfigError
-from shared.messages import EventKind
+from shared.messages import EventKind, encode
 
 CONFIG = SchedulerConfig(max_model_len=200, block_size=4, max_num_seqs=8, max_num_batched_tokens=32)
 
@@ -73,7 +73,7 @@ def test_a_recording_replays(folder: Path) -> None:
     verdict = verify(open_recording(folder))
     assert report.num_preemptions > 0
     assert verdict.difference is None and verdict.num_plans >= report.num_plans - 1
-    assert str(verdict).endswith("plans: byte-identical")
+    assert verdict.is_complete and str(verdict).endswith("plans: byte-identical")
 
 
 def test_what_was_not_committed_is_not_recorded(folder: Path) -> None:
@@ -153,6 +153,14 @@ def test_a_disk_that_stays_full_collects_no_empty_files(folder: Path, monkeypatc
     record(recorder, write=True)
     assert recorder.num_lost > 0
     assert only_file(folder).stat().st_size > 0
+    verdict = verify(open_recording(folder))
+    assert verdict.difference is None and not verdict.cut and not verdict.gaps, "what is there shows no gap"
+    assert not verdict.is_complete and str(verdict).endswith(
+        "byte-identical, as far as they are recorded: the recording is incomplete"
+    )
+    done = CliRunner().invoke(app, ["replay", str(folder)])
+    assert f"gap: the recording was not closed after tick {verdict.last_tick}: " in done.stderr
+    assert done.stdout == f"{verdict}\n"
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
@@ -165,9 +173,9 @@ def test_a_file_that_is_cut_replays_up_to_there(folder: Path) -> None:
     record(Recorder(folder, "pool"))
     whole = verify(open_recording(folder)).num_ticks
     file = only_file(folder)
-    file.write_bytes(file.read_bytes()[:-7])
+    file.write_bytes(file.read_bytes()[: -len(encode(End())) - 7])
     verdict = verify(open_recording(folder))
-    assert verdict.num_ticks == whole - 1 and verdict.cut == [file.name]
+    assert verdict.num_ticks == whole - 1 and verdict.cut == [file.name] and not verdict.is_complete
 
 
 @pytest.mark.parametrize("damage", ["no MessagePack", "another message", "a missing tick"])
