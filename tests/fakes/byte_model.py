@@ -20,14 +20,14 @@ _TEMPLATE = """\
 {% endif %}"""
 
 
-def write_byte_model(folder: Path) -> Path:
+def write_byte_model(folder: Path, max_model_len: int = MAX_MODEL_LEN) -> Path:
     """Write tokenizer, template and configuration into `folder`."""
     tokenizer = Tokenizer(models.BPE(vocab=BYTE_OF_CHARACTER, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<|start|>", "<|end|>", "<|eos|>")])
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"vocab_size": VOCAB_SIZE, "eos_token_id": EOS, "max_position_embeddings": MAX_MODEL_LEN}
+    config = {"vocab_size": VOCAB_SIZE, "eos_token_id": EOS, "max_position_embeddings": max_model_len}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|eos|>"}))
     (folder / "chat_template.jinja").write_text(_TEMPLATE)

@@ -1,22 +1,19 @@
 """The scheduler core in a small world of content workers, readers and a step log, in which everything may go wrong.
 
-The world judges the core by what crosses the wire (plans, results, events), with its own book-keeping; the core's
-internals are checked by `check_integrity`. Everything is deterministic: the same calls give the same `digest`.
+The world judges the core by what crosses the wire (plans, results, events), with its own book-keeping: of blocks
+(block_shadow.py), of order (admission_judge.py) and of texts (text_judge.py). The core's internals are checked by
+`check_integrity`. Everything is deterministic: the same calls give the same `digest`.
 """
 
 import hashlib
-import itertools
-from array import array
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.cpu_tier import SwappedOut
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.outcomes import Finished
-from services.scheduler.core.policies.base import PolicyName
-from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import SchedulerCore
 from services.scheduler.core.snapshot import (
     Incarnation,
@@ -28,16 +25,10 @@ from services.scheduler.core.snapshot import (
 )
 from services.scheduler.core.ticks import TickOutcome, apply_tick
 from shared.messages import (
-    FINISH_REASONS,
     Abort,
-    BeamRow,
-    CopyKind,
-    EndReason,
     EventKind,
-    FinishReason,
     IntakeMessage,
     LogMessage,
-    NewRow,
     RequestEvent,
     StepPlan,
     StepResult,
@@ -52,10 +43,13 @@ from shared.messages import (
     WorkerJoined,
     encode,
 )
-from shared.packing import pack_int32, unpack_float32, unpack_int32
+from shared.packing import pack_int32
 from shared.sampling import SamplingParams
 from shared.step_log import StepLogFollower
-from tests.fakes.content_worker import ContentWorker, reference_beams, reference_logprob, reference_output
+from tests.fakes.admission_judge import AdmissionJudge
+from tests.fakes.block_shadow import Shadow, judge_swaps
+from tests.fakes.content_worker import ContentWorker
+from tests.fakes.text_judge import Reader, TextJudge
 
 PREFILL_RATE = 100.0
 """Tokens per second, as workers say."""
@@ -88,43 +82,6 @@ def make_submission(
         cache_salt=cache_salt,
         group=group,
     )
-
-
-@dataclass(slots=True)
-class Reader:
-    """What a gateway has of one request."""
-
-    tokens: list[int] = field(default_factory=list)
-    terminal: RequestEvent | None = None
-    stops: list[int] = field(default_factory=list)
-    """Where stop strings completed."""
-
-
-@dataclass(slots=True)
-class ShadowRow:
-    """One row by its plans. `last_holding` is set when it left: the last plan made while it held its blocks."""
-
-    request_id: str
-    num_hits: int
-    """Blocks at the front of its table that were computed before."""
-    blocks: list[int] = field(default_factory=list)
-    last_holding: int | None = None
-    named: int = 0
-    """Of a beam: the plan that made it what it is."""
-    candidates_in: int = 0
-    """The last result with candidates for it."""
-
-
-@dataclass(slots=True)
-class Shadow:
-    """One worker incarnation, followed on the wire alone."""
-
-    rows: dict[int, ShadowRow] = field(default_factory=dict)
-    holders: dict[int, list[ShadowRow]] = field(default_factory=dict)
-    """Rows that had a block since it was last given out to be written."""
-    planned: int = 0
-    answered: int = 0
-    unapplied: deque[StepResult] = field(default_factory=deque)
 
 
 @dataclass(slots=True)
@@ -163,29 +120,22 @@ class World:
         self.num_preempted = 0
         self.num_handed_over = 0
         self.num_drained = 0
-        self.num_hit_tokens = 0
         self.num_swapped = 0
         self.num_back = 0
-        self.num_shared = 0
-        """Hits on blocks that another row had at that time."""
         self._evictions: Counter[tuple[str, int]] = Counter()
         self.cached: dict[str, int] = {}
         """Cached prompt tokens of requests, as readers were told."""
         self.num_lost = 0
-        self.num_logprobs = 0
-        self.num_beam_copies = 0
         self.num_searches_preempted = 0
-        self.num_searches = 0
-        """Beam searches that came to their end."""
         self.events: list[RequestEvent] = []
         self.ended: list[Finished] = []
-        self.admissions: list[str] = []
-        self.arrived: dict[str, float] = {}
-        """By request: the time of the tick that brought it."""
         self.num_bypasses = 0
         """As the core counts them, with any number of workers."""
-        self.bypasses: Counter[str] = Counter()
-        """By request: how often one of its class that came later was admitted before it."""
+        self._counts: Counter[str] = Counter()
+        """What the judges saw."""
+        self._order = AdmissionJudge(config)
+        self._texts = TextJudge(self.records, self.readers, self._counts)
+        self.admissions, self.bypasses = self._order.admissions, self._order.bypasses
         self._digest = hashlib.sha256()
 
     # ------------------------------------------------------------ what happens
@@ -224,7 +174,7 @@ class World:
             num_cpu_blocks=num_cpu_blocks,
             rates=(PREFILL_RATE, 0.0, float(copy_rate)),
         )
-        self.shadows[name] = Shadow()
+        self.shadows[name] = Shadow(self.config, self.records, self._counts)
         self.pending_events.append(WorkerJoined(name, incarnation, num_blocks, num_cpu_blocks, BLOCK_BYTES))
 
     def fence(self, name: str) -> None:
@@ -310,7 +260,7 @@ class World:
         tick = Tick(number, f"{number}-0", f"{number}-0", number / 1000, tuple(events))
         for message in intake:
             if isinstance(message, Submit):
-                self.arrived.setdefault(message.request_id, tick.now)
+                self._order.arrived.setdefault(message.request_id, tick.now)
         running = self._running_by_worker()
         swapped = self._swapped()
         passed = {request.request_id: request.num_bypassed for request in self.core.waiting}
@@ -368,6 +318,29 @@ class World:
         return self._evictions.total()
 
     @property
+    def num_hit_tokens(self) -> int:
+        return self._counts["hit tokens"]
+
+    @property
+    def num_shared(self) -> int:
+        """Hits on blocks that another row had at that time."""
+        return self._counts["shared"]
+
+    @property
+    def num_beam_copies(self) -> int:
+        return self._counts["beam copies"]
+
+    @property
+    def num_searches(self) -> int:
+        """Beam searches that came to their end."""
+        return self._counts["searches"]
+
+    @property
+    def num_logprobs(self) -> int:
+        """Tokens whose probability was checked."""
+        return self._counts["logprobs"]
+
+    @property
     def digest(self) -> str:
         """Over everything that the core decided."""
         return self._digest.hexdigest()
@@ -406,275 +379,64 @@ class World:
         swapped: dict[str, SwappedOut],
     ) -> None:
         for message in log:
-            if isinstance(message, StepResult):
-                self._shadow_result(message)
-        entry = TickEntry(events=outcome.events, cached=outcome.cached)
-        for request_id, num_cached_tokens in outcome.cached:
-            assert request_id not in self.cached, "told twice"
-            self.cached[request_id] = num_cached_tokens
-        if outcome.events or outcome.cached:
-            self.log.append(entry)
-            self._read(entry)
+            if isinstance(message, StepResult) and message.worker in self.shadows:
+                self.shadows[message.worker].result(message)
+        self._tell(outcome)
         ended = {event.request_id for event in outcome.events if event.kind is EventKind.FINISHED}
         still_running = {key: [id for id in ids if id not in ended] for key, ids in running.items()}
         for event in outcome.events:
-            self._judge_event(event, {key: ids for key, ids in still_running.items() if ids})
+            if event.kind is EventKind.PREEMPTED:
+                self._judge_preemption(event, {key: ids for key, ids in still_running.items() if ids})
+            else:
+                self._texts.event(event)
         self._judge_finals(outcome)
         self.events += outcome.events
         self.ended += outcome.finished
         if outcome.plan is not None:
-            lane = self.core.lanes[outcome.plan.worker]
-            here = {id for id, left in swapped.items() if left.lane is lane}
-            back = [new.request_id for new in outcome.plan.plan.added if new.request_id in here]
-            self._judge_swaps(outcome.plan.plan, outcome.plan.worker, swapped, back)
-            self._judge_admissions(outcome.plan.plan, outcome.plan.worker, back)
-            self._shadow_plan(outcome.plan.worker, outcome.plan.incarnation, outcome.plan.plan, back)
+            self._judge_plan(outcome.plan.worker, outcome.plan.incarnation, outcome.plan.plan, swapped)
 
-    def _judge_event(self, event: RequestEvent, running: dict[tuple[str, int], list[str]]) -> None:
-        if event.kind is EventKind.PREEMPTED:
-            told = self.readers[event.request_id].tokens
-            # A reader may take a token that the core does not believe any more; it is the one that comes again.
-            assert event.num_output_tokens == len(told) or (self.num_lost and event.num_output_tokens < len(told))
-            if event.reason == "drain":
-                (worker,) = [worker for (worker, _), ids in running.items() if event.request_id in ids]
-                assert self.core.lanes[worker].draining and len(self.core.lanes) > 1
-                self.num_handed_over += 1
-                return
-            self.num_preempted += 1
-            self.num_searches_preempted += self.records[event.request_id].params.beam_width > 0
-            assert any(event.request_id in others for _, *others in running.values()), "the oldest was preempted"
+    def _tell(self, outcome: TickOutcome) -> None:
+        """What the tick says to readers of the log."""
+        for request_id, num_cached_tokens in outcome.cached:
+            assert request_id not in self.cached, "told twice"
+            self.cached[request_id] = num_cached_tokens
+        if outcome.events or outcome.cached:
+            entry = TickEntry(events=outcome.events, cached=outcome.cached)
+            self.log.append(entry)
+            self._read(entry)
+
+    def _judge_preemption(self, event: RequestEvent, running: dict[tuple[str, int], list[str]]) -> None:
+        told = self.readers[event.request_id].tokens
+        # A reader may take a token that the core does not believe any more; it is the one that comes again.
+        assert event.num_output_tokens == len(told) or (self.num_lost and event.num_output_tokens < len(told))
+        if event.reason == "drain":
+            (worker,) = [worker for (worker, _), ids in running.items() if event.request_id in ids]
+            assert self.core.lanes[worker].draining and len(self.core.lanes) > 1
+            self.num_handed_over += 1
             return
-        reader = self.readers[event.request_id]
-        if self.records[event.request_id].params.beam_width:
-            assert not reader.tokens, "a token of a beam search in the log"
-            return  # its final record is judged
-        reference, ending = reference_output(self.records[event.request_id])
-        told = reader.tokens[: event.num_output_tokens]
-        assert len(told) == event.num_output_tokens and told == reference[: len(told)], "not the text it would have had"
-        if event.reason in (FinishReason.LENGTH, FinishReason.STOP) and event.num_output_tokens not in reader.stops:
-            assert told == reference, "ended early"
-            assert (event.reason == FinishReason.LENGTH) == (ending.name == "LENGTH")
+        self.num_preempted += 1
+        self.num_searches_preempted += self.records[event.request_id].params.beam_width > 0
+        assert any(event.request_id in others for _, *others in running.values()), "the oldest was preempted"
 
     def _judge_finals(self, outcome: TickOutcome) -> None:
         finished = [event for event in outcome.events if event.kind is EventKind.FINISHED]
         assert [event.request_id for event in finished] == [final.request_id for final in outcome.finished]
         for event, end in zip(finished, outcome.finished, strict=True):
             assert (end.final.reason, end.final.num_output_tokens) == (event.reason, event.num_output_tokens)
-            if self.records[end.request_id].params.beam_width:
-                self._judge_search(end)
-                continue
-            assert list(unpack_int32(end.output)) == self.readers[end.request_id].tokens[: event.num_output_tokens]
-            self._judge_logprobs(end)
+            self._texts.final(end)
 
-    def _judge_search(self, end: Finished) -> None:
-        found = [
-            (list(unpack_int32(text.tokens)), text.score, EndReason(text.end_reason)) for text in end.final.hypotheses
-        ]
-        if end.final.reason not in (FinishReason.LENGTH, FinishReason.STOP):
-            assert not found and not end.output
-            return
-        submission = self.records[end.request_id]
-        assert found == reference_beams(submission), "not the texts that the search would have found alone"
-        best, _, reason = found[0]
-        assert list(unpack_int32(end.output)) == best and end.final.end_reason == reason
-        assert end.final.reason is FINISH_REASONS[reason] and end.final.num_output_tokens == len(best)
-        assert end.final.cumulative_logprob == reference_logprob(submission, best)
-        self.num_searches += 1
-
-    def _judge_logprobs(self, end: Finished) -> None:
-        submission, output = self.records[end.request_id], unpack_int32(end.output)
-        if submission.params.with_logprobs:
-            assert end.final.cumulative_logprob == reference_logprob(submission, output), "not the tokens' probability"
-            assert sum(unpack_float32(end.logprobs)) == end.final.cumulative_logprob
-            self.num_logprobs += len(output)
-        else:
-            assert not end.final.cumulative_logprob and not end.logprobs
-
-    def _judge_swaps(self, plan: StepPlan, worker: str, before: dict[str, SwappedOut], back: list[str]) -> None:
-        """Pinned host blocks are nobody else's; who comes back is given all that it left; nobody goes before them."""
-        pairs = {kind: _pairs_of(plan, kind) for kind in CopyKind}
-        after = {id: swapped for id, swapped in self._swapped().items() if swapped.lane.worker == worker}
-        left = [id for id in after if id not in before]
-        put = [slot for _, slot in pairs[CopyKind.OUT]]
-        read = [slot for slot, _ in pairs[CopyKind.IN]]
-        for request_id, swapped in after.items():
-            assert not set(swapped.slots) & set(read), "what is swapped out stays there"
-            assert set(swapped.slots) <= set(put) if request_id in left else not set(swapped.slots) & set(put)
-        tables = self._tables(plan)
-        for new in plan.added:
-            if new.request_id in back:
-                slots, blocks = before[new.request_id].slots, tables[new.row]
-                came = {block: slot for slot, block in pairs[CopyKind.IN]}
-                expected = [(slot, block) for slot, block in zip(slots, blocks, strict=False) if block in came]
-                assert expected == [(came[block], block) for _, block in expected], "blocks in another order"
-                assert len(slots) - len(expected) <= new.num_computed_tokens // self.config.block_size
-        assert not (left and plan.added), "a plan swaps out and seats"
-        assert [new.request_id for new in plan.added[: len(back)]] == back, "those that come back go first"
-        assert not after or len(plan.added) == len(back), "somebody was admitted before a swapped one"
-        self.num_swapped += len(left)
+    def _judge_plan(self, name: str, incarnation: int, plan: StepPlan, swapped: dict[str, SwappedOut]) -> None:
+        lane = self.core.lanes[name]
+        here = {id for id, left in swapped.items() if left.lane is lane}
+        back = [new.request_id for new in plan.added if new.request_id in here]
+        after = {id: left for id, left in self._swapped().items() if left.lane.worker == name}
+        self.num_swapped += judge_swaps(plan, swapped, after, back, self.config.block_size)
         self.num_back += len(back)
-
-    def _tables(self, plan: StepPlan) -> dict[int, list[int]]:
-        tables: dict[int, list[int]] = {}
-        numbers = unpack_int32(plan.blocks)
-        for row, block_id in zip(numbers[::2], numbers[1::2], strict=True):
-            tables.setdefault(row, []).append(block_id)
-        return tables
-
-    def _judge_admissions(self, plan: StepPlan, worker: str, back: list[str]) -> None:
-        """With one worker, requests of a class go in their order, and classes in that of the policy.
-
-        A fresh one that would fit an empty worker may be passed a few times; one that ran before never is.
-        """
-        if len(self.core.lanes) > 1 or len(plan.added) == len(back):
-            return
-        room = self.core.lanes[worker].pool.num_blocks
-        added = [self.core.requests[new.request_id] for new in plan.added[len(back) :]]
-        order = self._order([*self.core.waiting, *added])
-        seats = [request.seat for request in self.core.requests.values() if request.seat is not None]
-        computing = {seat.request.submission.group for seat in seats if seat.first in (0, plan.plan_id)} - {""}
-        for request in added:
-            for passed in order[: order.index(request)]:
-                is_able = (
-                    passed.most_blocks(self.config.block_size) <= room and passed.submission.group not in computing
-                )
-                if self.core.lanes[worker].draining:  # it takes back only what ran before
-                    is_able = is_able and passed.request_id in self.admissions
-                if passed in added or not is_able or not self._are_compared(passed, request):
-                    continue
-                assert passed.request_id not in self.admissions, "one that ran before was passed over"
-                self.bypasses[passed.request_id] += 1
-                assert self.bypasses[passed.request_id] <= self.config.max_bypasses, "passed over too often"
-        for one, other in itertools.pairwise(added):
-            assert not self._are_compared(one, other) or order.index(one) < order.index(other), "out of order"
-
-    def _order(self, waiting: list[Request]) -> list[Request]:
-        """As they should go: the class whose oldest has the smallest rank, in it those that ran, then by arrival."""
-        order = []
-        while waiting:
-            oldest = min(waiting, key=self._rank)
-            peers = [peer for peer in waiting if self._class(peer) == self._class(oldest)]
-            order.append(min(peers, key=lambda peer: (peer.request_id not in self.admissions, peer.arrival)))
-            waiting.remove(order[-1])
-        return order
-
-    def _class(self, request: Request) -> int:
-        return request.submission.priority if self.config.policy is PolicyName.PRIORITY else 0
-
-    def _rank(self, request: Request) -> tuple[float, int]:
-        if self.config.policy is not PolicyName.PRIORITY:
-            return 0.0, request.arrival
-        ageing_s = self.config.priority_ageing_s
-        return self.arrived[request.request_id] + request.submission.priority * ageing_s, request.arrival
-
-    def _are_compared(self, one: Request, other: Request) -> bool:
-        """Tenants that share fairly have no order among each other that the world could tell."""
-        return self.config.policy is not PolicyName.FAIR or one.submission.tenant == other.submission.tenant
-
-    def _shadow_result(self, result: StepResult) -> None:
-        shadow = self.shadows.get(result.worker)
-        if shadow is None or not shadow.unapplied or shadow.unapplied[0] is not result:
-            return
-        shadow.unapplied.popleft()
-        shadow.answered = result.step_id
-        for candidates in result.candidates:
-            if candidates.row in shadow.rows:
-                shadow.rows[candidates.row].candidates_in = result.step_id
-        for row, _ in result.ended:
-            ended = shadow.rows.pop(row, None)
-            if ended is not None:
-                ended.last_holding = shadow.planned
-                for other in shadow.rows.values():  # its beams go with it
-                    if other.request_id == ended.request_id:
-                        other.last_holding = shadow.planned
-
-    def _shadow_plan(self, name: str, incarnation: int, plan: StepPlan, back: list[str]) -> None:
-        shadow = self.shadows[name]
+        self._order.judge(self.core, plan, name, len(back))
         if incarnation == self.incarnations[name] and name in self.workers:
             self.workers[name].inbox.append(plan)
-            assert plan.plan_id == shadow.planned + 1
-        for row in plan.dropped:
-            dropped = shadow.rows.pop(row, None)
-            if dropped is not None:
-                dropped.last_holding = shadow.planned
-        self._shadow_copies(shadow, plan)
-        for new in plan.added:
-            assert new.row not in plan.dropped, "a row is reused in the plan that drops it"
-            assert new.row not in shadow.rows, "a row is in use"
-            shadow.rows[new.row] = ShadowRow(new.request_id, new.num_computed_tokens // self.config.block_size)
-            self.admissions.append(new.request_id)
-            self._judge_hits(new, back)
-        self._shadow_beams(shadow, plan)
-        assert len(shadow.rows) <= self.config.max_num_seqs
-        self._shadow_blocks(shadow, plan)
-        shadow.planned = plan.plan_id
-
-    def _shadow_copies(self, shadow: Shadow, plan: StepPlan) -> None:
-        """Only what was written is copied away. (What comes from the host was, if the worker has it; it looks.)"""
-        for block_id, _ in _pairs_of(plan, CopyKind.OUT):
-            assert block_id in shadow.holders, f"block {block_id} was never written"
-
-    def _shadow_blocks(self, shadow: Shadow, plan: StepPlan) -> None:
-        pairs: array[int] = unpack_int32(plan.blocks)
-        filled = {block_id for _, block_id in _pairs_of(plan, CopyKind.IN)}
-        for row, block_id in zip(pairs[::2], pairs[1::2], strict=True):
-            taker = shadow.rows[row]
-            if len(taker.blocks) < taker.num_hits and block_id not in filled:
-                assert block_id in shadow.holders, f"block {block_id} was never written"
-                self._share_block(shadow, taker, block_id)
-            else:
-                filled.discard(block_id)  # whoever else begins with it in this plan hits it
-                self._take_block(shadow, taker, block_id)
-            limit = self.records[taker.request_id]
-            most = len(limit.prompt_tokens) // 4 + limit.params.max_tokens - 1
-            assert len(taker.blocks) <= self.config.blocks_for(most), "blocks for tokens that can never be computed"
-
-    def _take_block(self, shadow: Shadow, taker: ShadowRow, block_id: int) -> None:
-        """The block is to be written, so nobody may hold it."""
-        for holder in shadow.holders.pop(block_id, ()):
-            assert holder.last_holding is not None, f"block {block_id} is in two tables"
-            assert holder.last_holding <= shadow.answered, f"block {block_id} is named by an unanswered plan"
-        self._share_block(shadow, taker, block_id)
-
-    def _share_block(self, shadow: Shadow, taker: ShadowRow, block_id: int) -> None:
-        sharers = shadow.holders.setdefault(block_id, [])
-        self.num_shared += any(holder.last_holding is None for holder in sharers)
-        sharers.append(taker)
-        taker.blocks.append(block_id)
-
-    def _shadow_beams(self, shadow: Shadow, plan: StepPlan) -> None:
-        """Beams take over from all present rows of their search, whose result is known."""
-        parents = {beam.parent: shadow.rows[beam.parent] for beam in plan.beams}
-        searching = {parent.request_id for parent in parents.values()}
-        for number, row in list(shadow.rows.items()):
-            if row.request_id in searching:
-                assert row.candidates_in >= max(1, row.named), "a search is planned ahead of its result"
-                row.last_holding = row.candidates_in
-                del shadow.rows[number]
-        copies = {into: source for source, into in _pairs_of(plan, CopyKind.WITHIN)}
-        for beam in plan.beams:
-            assert beam.row not in shadow.rows and beam.row not in plan.dropped, "a row is in use"
-            self._shadow_heir(shadow, beam, parents[beam.parent], copies).named = plan.plan_id
-
-    def _shadow_heir(self, shadow: Shadow, beam: BeamRow, parent: ShadowRow, copies: dict[int, int]) -> ShadowRow:
-        heir = shadow.rows[beam.row] = ShadowRow(parent.request_id, num_hits=0)
-        for block_id in parent.blocks if beam.block == -1 else parent.blocks[:-1]:
-            self._share_block(shadow, heir, block_id)
-        if beam.block != -1:
-            assert copies[beam.block] == parent.blocks[-1], "a copy of another block"
-            self._take_block(shadow, heir, beam.block)
-            self.num_beam_copies += 1
-        return heir
-
-    def _judge_hits(self, new: NewRow, back: list[str]) -> None:
-        """Only whole blocks are hit, and never a request's last token. A fork has all of its prompt but that."""
-        assert new.num_computed_tokens < len(new.tokens) // 4
-        is_fork = self.records[new.request_id].group and new.num_computed_tokens == new.num_prompt_tokens - 1
-        if is_fork or new.request_id in back:
-            return
-        assert new.num_computed_tokens % self.config.block_size == 0
-        assert self.config.enable_prefix_caching or not new.num_computed_tokens
-        self.num_hit_tokens += new.num_computed_tokens
+            assert plan.plan_id == self.shadows[name].planned + 1
+        self.shadows[name].plan(plan, back)
 
     def judge_cache(self) -> None:
         """What the cache says of a block is what the worker wrote there."""
@@ -705,11 +467,6 @@ class World:
         assert stats.left_requests == sum(count for _, count in stats.finished)
         for request_id, reader in self.readers.items():
             assert reader.terminal is not None, f"{request_id} never ended"
-
-
-def _pairs_of(plan: StepPlan, kind: CopyKind) -> list[tuple[int, int]]:
-    numbers = [number for copy in plan.copies if copy.kind is kind for number in unpack_int32(copy.pairs)]
-    return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def _outcome_bytes(outcome: TickOutcome) -> bytes:

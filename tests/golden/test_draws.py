@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 from kernels.paged_attention.api import prepare
 from services.gpu_worker.cache.kv_cache import KVCache
 from services.gpu_worker.engine import Engine, EngineConfig
-from services.gpu_worker.models.llama import ForwardInputs, LlamaModel
 from services.gpu_worker.models.loading import load_model
+from services.gpu_worker.models.model import ForwardInputs, Model
 from services.gpu_worker.sampling.draw import FAN_OUT, num_levels, race
 from services.gpu_worker.sampling.philox import exponentials
 from shared.sampling import SamplingParams
@@ -25,7 +25,7 @@ ERROR = 1e-5
 """Root mean square difference of logits between decode in a batch and prefill, as the torch kernels have it."""
 
 
-def decoded(model: LlamaModel, cache: KVCache, prompts: list[list[int]]) -> tuple[list[list[int]], torch.Tensor]:
+def decoded(model: Model, cache: KVCache, prompts: list[list[int]]) -> tuple[list[list[int]], torch.Tensor]:
     """Texts drawn side by side, and the logits from which they were drawn: [rows, tokens, vocab_size]."""
     driver = EngineDriver(Engine(model, cache, EngineConfig(len(prompts), 256)))
     seen: list[torch.Tensor] = []
@@ -46,7 +46,7 @@ def decoded(model: LlamaModel, cache: KVCache, prompts: list[list[int]]) -> tupl
 
 
 @torch.inference_mode()
-def prefilled(model: LlamaModel, cache: KVCache, tokens: list[int]) -> torch.Tensor:
+def prefilled(model: Model, cache: KVCache, tokens: list[int]) -> torch.Tensor:
     """The logits of every position in one pass: [tokens, vocab_size]."""
     size = np.array([len(tokens)])
     table = torch.arange(-(-len(tokens) // cache.block_size), dtype=torch.int32)[None]

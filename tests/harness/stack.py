@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import IO
 
@@ -18,10 +19,20 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from shared.keys import Keys
-from shared.messages import CopyKind, Decoder, LogMessage, NewRow, StepPlan, StepResult
+from shared.messages import (
+    CopyKind,
+    Decoder,
+    EventKind,
+    LogMessage,
+    NewRow,
+    RequestEvent,
+    StepPlan,
+    StepResult,
+    TickEntry,
+)
 from shared.redis_client import connect, connect_blocking
 from shared.scripts import read_fence
-from shared.streams import last_id, read
+from shared.streams import entry_order, last_id, read
 
 READY_TIMEOUT_S = 120.0
 
@@ -32,7 +43,12 @@ class LogWatch:
 
     plans: list[tuple[StepPlan, int]] = field(default_factory=list)
     """(plan, bytes on the wire)."""
+    planned_for: list[str] = field(default_factory=list)
+    """The worker of each plan."""
     step_results: list[tuple[StepResult, int]] = field(default_factory=list)
+    token_times: list[float] = field(default_factory=list)
+    """When Redis took each result with tokens, in seconds."""
+    events: list[RequestEvent] = field(default_factory=list)
 
     @property
     def results(self) -> list[tuple[int, int]]:
@@ -59,10 +75,19 @@ class LogWatch:
         """Every entry of a request into a batch."""
         return [new for plan, _ in self.plans for new in plan.added]
 
-    def swapped_in(self) -> list[NewRow]:
-        """Requests that came back with their KV, by copies from the host pool, and had only their last token left."""
-        rows = [new for plan, _ in self.plans if _copies_in(plan) for new in plan.added]
-        return [new for new in rows if new.num_prompt_tokens <= new.num_computed_tokens == len(new.tokens) // 4 - 1]
+    def swapped_in(self) -> list[tuple[str, NewRow]]:
+        """(worker, request) for each that came back with its KV, by copies from the host pool, and had only its last
+        token left."""
+        copying = [pair for pair in zip(self.planned_for, self.plans, strict=True) if _copies_in(pair[1][0])]
+        return [(worker, new) for worker, (plan, _) in copying for new in plan.added if _is_all_but_computed(new)]
+
+    def preemptions(self) -> Counter[str]:
+        """By request: how often it was preempted."""
+        return Counter(event.request_id for event in self.events if event.kind is EventKind.PREEMPTED)
+
+    def longest_pause(self) -> float:
+        """Seconds between two results with tokens."""
+        return max(later - earlier for earlier, later in pairwise(self.token_times))
 
     def steps_by_worker(self) -> dict[str, int]:
         """Steps that yielded a token, per worker."""
@@ -74,6 +99,10 @@ class LogWatch:
 
 def _copies_in(plan: StepPlan) -> bool:
     return any(copy.kind is CopyKind.IN for copy in plan.copies)
+
+
+def _is_all_but_computed(new: NewRow) -> bool:
+    return new.num_prompt_tokens <= new.num_computed_tokens == len(new.tokens) // 4 - 1
 
 
 class Stack:
@@ -119,6 +148,10 @@ class Stack:
             if sample.name == f"pagewire:{name}" and labels.items() <= sample.labels.items()
         )
 
+    def num_log_lines(self) -> int:
+        """Lines that all processes have logged so far."""
+        return sum(len(log.read_bytes().splitlines()) for log in (self.state_dir / "logs").iterdir())
+
     def wait_idle(self, seconds: float = 30.0) -> None:
         """Until the leader says twice, further apart than it refreshes its gauges, that nothing runs or waits."""
         deadline = time.monotonic() + seconds
@@ -136,10 +169,10 @@ class Stack:
         watch, stop = LogWatch(), threading.Event()
         redis = connect(self.redis_url)
         workers = read_fence(redis, self.keys).workers
-        streams = [self.keys.plans(name, fence.incarnation) for name, fence in workers.items()]
-        positions = {stream: last_id(redis, stream) for stream in [*streams, self.keys.steps]}
+        plan_streams = {self.keys.plans(name, fence.incarnation): name for name, fence in workers.items()}
+        positions = {stream: last_id(redis, stream) for stream in [*plan_streams, self.keys.steps]}
         redis.close()
-        thread = threading.Thread(target=self._watch, args=(watch, positions, stop))
+        thread = threading.Thread(target=self._watch, args=(watch, plan_streams, positions, stop))
         thread.start()
         try:
             yield watch
@@ -147,7 +180,9 @@ class Stack:
             stop.set()
             thread.join(10)
 
-    def _watch(self, watch: LogWatch, positions: dict[str, str], stop: threading.Event) -> None:
+    def _watch(
+        self, watch: LogWatch, plan_streams: dict[str, str], positions: dict[str, str], stop: threading.Event
+    ) -> None:
         plan_decoder: Decoder[StepPlan] = Decoder(StepPlan)
         log_decoder: Decoder[LogMessage] = Decoder(LogMessage)
         redis = connect_blocking(self.redis_url, block_s=0.2)
@@ -157,8 +192,12 @@ class Stack:
                 for entry in entries:
                     if stream != self.keys.steps:
                         watch.plans.append((plan_decoder.decode(entry.payload), len(entry.payload)))
+                        watch.planned_for.append(plan_streams[stream])
                     elif isinstance(message := log_decoder.decode(entry.payload), StepResult):
                         watch.step_results.append((message, len(entry.payload)))
+                        watch.token_times += [entry_order(entry.entry_id)[0] / 1000] if message.tokens else []
+                    elif isinstance(message, TickEntry):
+                        watch.events += message.events
         redis.close()
 
     def stop(self) -> int:

@@ -13,10 +13,10 @@ from services.gateway.output.answers import answer, answers_of
 from services.gateway.output.output_function import OutputFunction
 from shared.messages import FINISH_REASONS, EndReason, Final
 from shared.records import RequestRecord
+from tests.property.examples import at_least, counted
 from tests.property.test_output_function import (
     CUTS,
     END,
-    at_least,
     partition,
     stop_lists,
     submission,
@@ -62,6 +62,7 @@ def test_interleaved_streams_and_records_tell_the_same_and_rank_alike() -> None:
 
     @settings(max_examples=at_least(120))
     @given(data=st.data())
+    @counted
     def check(data: st.DataObject) -> None:
         count = data.draw(st.integers(1, 5))
         n = data.draw(st.integers(1, count))

@@ -17,6 +17,7 @@ from services.scheduler.core.policies.base import PolicyName
 from shared.messages import CopyKind, FinishReason, IntakeMessage, ProcessDied, Stop, Submit
 from shared.packing import unpack_int32
 from tests.fakes.scheduler_world import BLOCK_BYTES, World, make_submission
+from tests.property.examples import at_least, counted
 
 MAX_MODEL_LEN = 40
 WORKERS = ("w0", "w1", "w2")
@@ -218,8 +219,9 @@ class Play:
 def test_every_text_is_right_whatever_happens() -> None:
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=max(NUM_EXAMPLES, settings().max_examples), phases=[Phase.explicit, Phase.generate])
+    @settings(max_examples=at_least(NUM_EXAMPLES), phases=[Phase.explicit, Phase.generate])
     @given(configs, st.integers(1, 3), byte, scripts)
+    @counted
     def run(config: SchedulerConfig, num_workers: int, capacity: int, script: list[Action]) -> None:
         play = Play(config)
         for index in range(num_workers):
@@ -246,6 +248,10 @@ def test_every_text_is_right_whatever_happens() -> None:
         "logprobs",
         "handed over",
         "drained",
+        "swapped",
+        "back",
+        "demoted",
+        "promoted",
         "beam searches",
         "beam copies",
         "restart",

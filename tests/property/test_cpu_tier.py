@@ -15,6 +15,7 @@ from services.scheduler.core.extents import Fit
 from services.scheduler.core.policies.base import PolicyName
 from shared.messages import FinishReason
 from tests.fakes.scheduler_world import BLOCK_BYTES, make_submission
+from tests.property.examples import at_least, counted
 from tests.property.test_core import MAX_MODEL_LEN, WORKERS, Action, Play, byte
 
 NUM_EXAMPLES = 120
@@ -101,8 +102,9 @@ def test_swap_demotion_and_recompute_never_change_a_text() -> None:
     """BEST-25 for all ways of preemption: everything ends, whatever is swapped, demoted, fenced, drained or aborted."""
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=max(NUM_EXAMPLES, settings().max_examples), phases=[Phase.explicit, Phase.generate])
+    @settings(max_examples=at_least(NUM_EXAMPLES), phases=[Phase.explicit, Phase.generate])
     @given(configs, st.integers(1, 3), byte, scripts)
+    @counted
     def run(config: SchedulerConfig, num_workers: int, capacity: int, data: bytes) -> None:
         number = zlib.crc32(data)
         config = replace(config, preemption=MODES[number % 5])

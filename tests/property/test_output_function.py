@@ -19,12 +19,7 @@ from services.gateway.text.tokenizer import TextTokenizer
 from shared.messages import EndReason, FinishReason, Submission
 from shared.packing import pack_int32
 from shared.sampling import SamplingParams
-
-
-def at_least(num_examples: int) -> int:
-    """Examples of one property: more under the `thorough` profile."""
-    return max(num_examples, settings().max_examples)
-
+from tests.property.examples import at_least, counted
 
 CORPUS = [
     "ABC DEFGHIJ and the quick brown fox, said: don't stop here. Is it the end?",
@@ -221,6 +216,7 @@ def reference(
 @pytest.mark.parametrize("name", BUILDERS)
 @settings(max_examples=at_least(60))
 @given(data=st.data())
+@counted
 def test_incremental_text_equals_decode_of_all(name: str, data: st.DataObject) -> None:
     tokenizer = tokenizer_of(name)
     tokens = data.draw(token_sequences(tokenizer))
@@ -241,6 +237,7 @@ def test_any_partition_and_any_resume_gives_the_same_output(name: str) -> None:
 
     @settings(max_examples=at_least(120))
     @given(data=st.data())
+    @counted
     def check(data: st.DataObject) -> None:
         tokens = data.draw(token_sequences(tokenizer))
         stops = data.draw(stop_lists(tokenizer.decode(tokens))) if tokens else []
@@ -275,6 +272,7 @@ def test_output_equals_its_definition(name: str) -> None:
 
     @settings(max_examples=at_least(120))
     @given(data=st.data())
+    @counted
     def check(data: st.DataObject) -> None:
         tokens = data.draw(token_sequences(tokenizer))
         assume(tokens)
@@ -298,6 +296,7 @@ def test_output_equals_its_definition(name: str) -> None:
     cuts=st.lists(st.integers(0, 24), max_size=6),
 )
 @example(text="aabaab", stops=["aabaaa", "abaab"], cuts=[3])
+@counted
 def test_holds_back_only_what_could_still_match(text: str, stops: list[str], cuts: list[int]) -> None:
     """Two letters only, so that stop strings overlap themselves and each other."""
     tokenizer = tokenizer_of("byte_fallback")

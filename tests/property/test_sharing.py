@@ -15,6 +15,7 @@ from services.scheduler.core.extents import Fit
 from services.scheduler.core.policies.base import PolicyName
 from shared.messages import FinishReason
 from tests.fakes.scheduler_world import BLOCK_BYTES, make_submission
+from tests.property.examples import at_least, counted
 from tests.property.test_core import MAX_MODEL_LEN, WORKERS, Action, Play
 
 NUM_EXAMPLES = 90
@@ -113,8 +114,9 @@ class Sharing(Play):
 def test_sharing_blocks_never_changes_a_text() -> None:
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=max(NUM_EXAMPLES, settings().max_examples), phases=[Phase.explicit, Phase.generate])
+    @settings(max_examples=at_least(NUM_EXAMPLES), phases=[Phase.explicit, Phase.generate])
     @given(configs, st.integers(1, 3), scripts)
+    @counted
     def run(config: SchedulerConfig, num_workers: int, data: bytes) -> None:
         play = Sharing(config, zlib.crc32(data))
         for index in range(num_workers):
