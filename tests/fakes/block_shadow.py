@@ -24,6 +24,11 @@ class ShadowRow:
     candidates_in: int = 0
     """The last result with candidates for it."""
 
+    def leave(self, planned: int) -> None:
+        """It holds nothing after the plan `planned`; a beam that stood still, nothing after its result."""
+        stands_still = self.candidates_in >= max(1, self.named)
+        self.last_holding = self.candidates_in if stands_still else planned
+
 
 @dataclass(slots=True)
 class Shadow:
@@ -62,7 +67,7 @@ class Shadow:
         for row in plan.dropped:
             dropped = self.rows.pop(row, None)
             if dropped is not None:
-                dropped.last_holding = self.planned
+                dropped.leave(self.planned)
         self._copies(plan)
         for new in plan.added:
             assert new.row not in plan.dropped, "a row is reused in the plan that drops it"

@@ -6,6 +6,7 @@ budget of tokens per pass. Running requests go first, then waiting ones in the p
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from services.scheduler.core import draining, logprobs, planning, swap
 from services.scheduler.core.admission import EmptyLanes
@@ -218,7 +219,7 @@ class SchedulerCore:
             message = "the worker could not compute this request" if reason is EndReason.ERROR else ""
             self._finish(request, FINISH_REASONS[reason], end_reason=reason, message=message, results=results)
         if self._awaiting_stop:
-            for request in list(self._awaiting_stop.values()):
+            for request in sorted(self._awaiting_stop.values(), key=attrgetter("arrival")):
                 self._stop_if_due(request)
 
     def broken_workers(self) -> list[tuple[str, int]]:

@@ -78,6 +78,25 @@ def test_two_worlds_end_alike_if_one_restarts_at_every_turn(policy: PolicyName) 
     assert digests[0] == digests[1]
 
 
+def test_stops_that_come_due_in_one_step_end_alike_after_a_restart() -> None:
+    """They were told in another order than the requests came; a restored core knows only the latter, and ended them in
+    it, so that a committed tick could not be derived again."""
+    world = World(CONFIG)
+    world.join("w", 14)
+    for name in ("first", "second"):
+        world.submit(make_submission(name, [1, 2, 3], max_tokens=20, ignore_eos=True))
+    world.turn()
+    for name in ("second", "first"):
+        world.stop(name, 5)
+    world.turn()
+    world.save()
+    while not world.ended:
+        world.turn()
+        world.step("w")
+    assert [end.request_id for end in world.ended] == ["first", "second"]
+    world.restart()
+
+
 def test_prompts_are_not_in_a_snapshot() -> None:
     world = World(CONFIG)
     world.submit(make_submission("r", [7] * 90, max_tokens=5))
