@@ -169,6 +169,7 @@ class LiveWorker:
             block_size=lease.block_size,
             max_num_seqs=lease.max_num_seqs,
             max_tokens=self._max_tokens,
+            num_cpu_blocks=lease.num_cpu_blocks,
         )
         stream, position, idle = self._keys.plans(lease.name, incarnation), START, 0
         while not self._dead.is_set():

@@ -16,7 +16,7 @@ from services.scheduler.recording.reader import open_recording
 from services.scheduler.recording.recorder import Recorder
 from services.scheduler.recording.verify import replay_file, verify
 from services.scheduler.service.position import decode_snapshot
-from shared.messages import EventKind, WorkerFenced
+from shared.messages import CopyKind, EventKind, WorkerFenced
 from shared.scripts import read_fence
 from tests.integration.scheduler.conftest import Pool, wait_for
 from tests.integration.scheduler.test_process import Process, started
@@ -41,7 +41,9 @@ def recorded(pool: Pool, started: Callable[..., Process], tmp_path: Path) -> Rec
     """200 requests on two workers with little memory; one worker dies, and so does a scheduler, by kill -9."""
     folder = tmp_path / "recording"
     options = {"record": folder, "record_file_bytes": SPLIT_FILES, "lease_ttl_s": 0.4, "snapshot_interval_s": 0.3}
-    workers = [pool.worker("worker-0", num_blocks=40, step_s=0.001), pool.worker("worker-1", num_blocks=32)]
+    options["preemption"] = "swap"
+    sizes = [{"num_blocks": 40, "num_cpu_blocks": 60}, {"num_blocks": 32}]
+    workers = [pool.worker(f"worker-{index}", step_s=0.001, **size) for index, size in enumerate(sizes)]
     first = started("first", **options)
     wait_for(lambda: read_fence(pool.client, pool.keys).epoch == 1 and first.has_said("worker_joined"))
     prefix = [1 + position % 20 for position in range(9)]
@@ -87,16 +89,19 @@ def test_a_recorded_run_with_preemptions_and_kills_replays_to_the_same_bytes(rec
     lost = sum(last - first + 1 for first, last in recorded.gaps)
     assert verdict.num_ticks == verdict.last_tick - files[0].header.tick - lost, "every committed tick is there"
     events = {}
-    fenced, requests = set(), set()
+    fenced, requests, copies = set(), set(), set()
     for file in files:
         for step in replay_file(file):
             record = step.record
             requests |= {submission.request_id for submission in record.submissions}
             fenced |= {(m.worker, m.incarnation) for m in record.log if isinstance(m, WorkerFenced)}
+            plan = decode_plan(record)
+            copies |= {copy.kind for copy in plan.copies} if plan else set()
             events.update({(record.tick.number, event.request_id): event for event in record.events})
     kinds = [event.kind for event in events.values()]
     assert len(requests) == 200 and kinds.count(EventKind.FINISHED) == 200
     assert kinds.count(EventKind.PREEMPTED) > 0, "nobody was preempted"
+    assert {CopyKind.OUT, CopyKind.IN} <= copies, "nobody was swapped"
     assert ("worker-1", 1) in fenced, "no worker died"
     assert str(verdict).startswith(f"{verdict.num_ticks} ticks, {verdict.num_plans} plans: byte-identical")
     assert verdict.num_plans > 100
