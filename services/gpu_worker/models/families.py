@@ -15,6 +15,7 @@ from services.gpu_worker.models.fields import (
     optional_float,
     require,
     stored_dtype_name,
+    with_text_part,
 )
 from services.gpu_worker.models.rope_fields import read_rope
 from shared.context_length import context_length
@@ -48,7 +49,7 @@ def parse_config(raw: Raw, generation: Raw) -> DecoderConfig:
     model_type = model_type_of(raw)
     if model_type not in FAMILIES:
         raise ConfigError(f"model type {model_type!r} is not native; native are {', '.join(FAMILIES)}")
-    raw = {**_DEFAULTS[model_type], **raw, **(raw.get("text_config") or {}), "model_type": model_type}
+    raw = {**_DEFAULTS[model_type], **with_text_part(raw), "model_type": model_type}
     return FAMILIES[model_type]({**raw, "eos_token_id": end_ids(raw, generation)})
 
 

@@ -28,6 +28,11 @@ def optional_float(raw: Raw, name: str) -> float | None:
     return None if value is None else float(value)
 
 
+def with_text_part(raw: Raw) -> Raw:
+    """The fields of a model that does more than text, with those of its text part over them."""
+    return {**raw, **(raw.get("text_config") or {})}
+
+
 def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
     """One id, a list of ids or none."""
     if value is None:
@@ -38,10 +43,10 @@ def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
 def end_ids(raw: Raw, generation: Raw) -> tuple[int, ...]:
     """EOS ids: those of `generation_config.json` win over those of `config.json`."""
     eos = generation.get("eos_token_id")
-    return token_ids(raw.get("eos_token_id") if eos is None else eos)
+    return token_ids(with_text_part(raw).get("eos_token_id") if eos is None else eos)
 
 
 def stored_dtype_name(raw: Raw) -> str:
     """The dtype of the weights, as Transformers 5 and older ones call it; that of the text part wins."""
-    raw = {**raw, **(raw.get("text_config") or {})}
+    raw = with_text_part(raw)
     return str(raw.get("dtype") or raw.get("torch_dtype") or "float32")

@@ -10,8 +10,9 @@ import torch
 from kernels.linear.api import has_native_bfloat16
 from services.gpu_worker.models.decoder import DecoderModel
 from services.gpu_worker.models.families import is_native, parse_config
-from services.gpu_worker.models.fields import Raw, stored_dtype_name
+from services.gpu_worker.models.fields import Raw, end_ids, stored_dtype_name
 from services.gpu_worker.models.model import Model
+from services.gpu_worker.models.tokenizer_eos import eos_of_tokenizer
 from services.gpu_worker.models.weights import open_weights
 from shared.errors import ConfigError
 
@@ -53,11 +54,18 @@ def load_model(
 
 
 def _read_folder(folder: Path) -> tuple[Raw, Raw]:
-    """`config.json` and `generation_config.json`, which may be absent."""
+    """`config.json` and `generation_config.json`, which may be absent; one of them names the end, if anything does."""
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder} has no config.json")
-    generation = folder / "generation_config.json"
-    return _read_json(folder / "config.json"), _read_json(generation) if generation.is_file() else {}
+    raw, generation = _read_json(folder / "config.json"), _read_optional(folder / "generation_config.json")
+    if not end_ids(raw, generation):
+        eos = eos_of_tokenizer(folder, _read_optional(folder / "tokenizer_config.json"))
+        generation = {**generation, "eos_token_id": list(eos)}
+    return raw, generation
+
+
+def _read_optional(path: Path) -> Raw:
+    return _read_json(path) if path.is_file() else {}
 
 
 def stored_dtype(raw: Raw, dtype: str) -> torch.dtype:

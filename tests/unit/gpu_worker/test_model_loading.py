@@ -6,10 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from services.gateway.text.tokenizer import TextTokenizer
 from services.gpu_worker.models.decoder import DecoderModel
 from services.gpu_worker.models.families import parse_config
 from services.gpu_worker.models.loading import compute_dtype, load_model
 from shared.errors import ConfigError
+from tests.fakes.byte_model import EOS, write_byte_model
 from tests.fakes.tiny_llama import write_tiny_llama
 
 LLAMA = {
@@ -176,6 +178,19 @@ def test_index_must_stay_inside_its_folder(folder: Path) -> None:
 def test_unknown_dtype_and_device(dtype: str, device: str, message: str, folder: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         load_model(folder, dtype=dtype, device=device)
+
+
+def test_the_tokenizer_names_the_end_where_the_configuration_does_not(folder: Path) -> None:
+    """The gateway hides that token as the end, so a worker that went on past it would never stop."""
+    config = json.loads((folder / "config.json").read_text())
+    write_byte_model(folder)
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": None}))
+    (folder / "generation_config.json").unlink()
+    assert load_model(folder, dtype="auto", device="cpu").config.eos_token_ids == (EOS,)
+    assert TextTokenizer.from_folder(folder).eos_token_ids == (EOS,)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
+    assert load_model(folder, dtype="auto", device="cpu").config.eos_token_ids == (5, 6)
+    assert TextTokenizer.from_folder(folder).eos_token_ids == (5, 6)
 
 
 def test_progress_ends_at_one(folder: Path) -> None:
