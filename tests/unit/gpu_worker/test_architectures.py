@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
 
+from kernels.kv_layout.api import KVLayout
 from services.gpu_worker.cache.kv_cache import KVCache
 from services.gpu_worker.engine import Engine, EngineConfig
 from services.gpu_worker.models.decoder import DecoderModel
@@ -64,10 +65,10 @@ def prompt_of(size: int) -> list[int]:
     return [draw.randrange(3, VOCAB_SIZE) for _ in range(size)]
 
 
-def driver_of(model: Model) -> tuple[EngineDriver, Recording]:
+def driver_of(model: Model, layout: KVLayout | None = None) -> tuple[EngineDriver, Recording]:
     """An engine on a cache that is NaN throughout."""
     recording = Recording(model)
-    cache = KVCache.allocate(model.config, 40, 8, model.dtype, model.device)
+    cache = KVCache.allocate(model.config, 40, 8, model.dtype, model.device, layout)
     cache.data.fill_(float("nan"))
     return EngineDriver(Engine(recording, cache, EngineConfig(4, 256))), recording
 
@@ -81,9 +82,9 @@ def step(driver: EngineDriver, recording: Recording, seen: dict[str, dict[int, t
         seen[live[position].request_id][position] = logits
 
 
-def check_logits(model: Model, peer: PreTrainedModel) -> None:
+def check_logits(model: Model, peer: PreTrainedModel, layout: KVLayout | None = None) -> None:
     """Rows that join one after another: whole prompts, chunks beside decode, decode of all three."""
-    driver, recording = driver_of(model)
+    driver, recording = driver_of(model, layout)
     params = SamplingParams(max_tokens=NUM_NEW, seed=0, temperature=0.0, ignore_eos=True)
     seen: dict[str, dict[int, torch.Tensor]] = {request_id: {} for request_id in SIZES}
     for request_id, size in SIZES.items():
@@ -125,7 +126,19 @@ def test_architectures_that_transformers_computes(name: str, tmp_path: Path) -> 
     check_logits(model, peer)
 
 
-@pytest.mark.parametrize(("table", "name"), [(NATIVE, "mistral"), (NATIVE, "gemma2"), (FALLBACK, "mixtral")])
+WITH_WINDOWS = [(NATIVE, "mistral"), (NATIVE, "gemma2"), (FALLBACK, "mixtral")]
+
+
+@pytest.mark.parametrize("layout", KVLayout)
+@pytest.mark.parametrize(("table", "name"), WITH_WINDOWS)
+def test_windows_and_caps_in_each_layout_of_the_cache(
+    table: dict[str, Tiny], name: str, layout: KVLayout, tmp_path: Path
+) -> None:
+    peer = write_tiny(tmp_path, table[name])
+    check_logits(load_model(tmp_path, dtype="float32", device="cpu"), peer, layout)
+
+
+@pytest.mark.parametrize(("table", "name"), WITH_WINDOWS)
 def test_windows_matter_in_these_tests(table: dict[str, Tiny], name: str, tmp_path: Path) -> None:
     """The same weights without a window give other logits past it, and equal ones within it."""
     peer = write_tiny(tmp_path, table[name])
