@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from services.gateway.cancelling import cancel_and_wait
 from services.gateway.streams.catch_up import CatchUp, read_records, restore
 from services.gateway.streams.channel import Ending, TokenChannel
 from shared.errors import ProtocolError
@@ -47,7 +48,13 @@ class ReaderCounters:
     entries: int = 0
     unreadable: int = 0
     rebuilds: int = 0
+    adoptions: int = 0
+    """Each of any number of requests."""
     failures: int = 0
+
+
+Newcomers = list[tuple[Sequence[TokenChannel], "asyncio.Future[None]"]]
+"""Channels of each adoption, and who waits for it."""
 
 
 class StepLogReader:
@@ -78,6 +85,8 @@ class StepLogReader:
         self._at_rest = asyncio.Lock()
         """Held while the position moves, or must not."""
         self._started = asyncio.Event()
+        self._newcomers: Newcomers = []
+        self._adopting: asyncio.Task[None] | None = None
         self._rebuild_due = False
         self._ended: dict[str, None] = {}
         """Ended requests whose channel waits for the final record."""
@@ -106,36 +115,63 @@ class StepLogReader:
     async def adopt(self, channels: Sequence[TokenChannel]) -> None:
         """Follow requests that were submitted earlier, anywhere, from their first token on; or learn how they ended.
 
-        They are read by a follower of their own; when that stands where this reader stands, they change over.
+        Those that come at the same time, as after the death of another gateway, share one reading of the log.
 
         Raises:
             RedisFailure: Redis did not answer; untrack the channels.
         """
         assert self.is_started
-        for channel in channels:
-            channel.start_id = START
-        records = await read_records(self._client, self._keys, [c.request_id for c in channels])
-        resumptions = [r for c in channels if (r := restore(c, records[c.request_id])) is not None]
-        adopted = {c.request_id: c for c in channels if c.ending is None}
-        if not adopted:
-            return
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._newcomers.append((channels, done))
+        if self._adopting is None or self._adopting.done():
+            self._adopting = asyncio.get_running_loop().create_task(self._adopt_all())
+        await done
+
+    async def _adopt_all(self) -> None:
+        while self._newcomers:
+            newcomers, self._newcomers = self._newcomers, []
+            try:
+                await self._adopt(newcomers)
+            except Exception as error:
+                for _, done in newcomers:
+                    if not done.done():
+                        done.set_exception(error)
+
+    async def _adopt(self, newcomers: Newcomers) -> None:
+        """They are read by a follower of their own; where that stands where this reader stands, they change over."""
+        self.counters.adoptions += 1
+        adopted: dict[str, list[TokenChannel]] = {}
+        for channels, _ in newcomers:
+            for channel in channels:
+                channel.start_id = START
+                adopted.setdefault(channel.request_id, []).append(channel)
+        records = await read_records(self._client, self._keys, adopted)
+        resumptions = [r for i in adopted for c in adopted[i] if (r := restore(c, records[i])) is not None]
         catch_up = CatchUp(self._client, self._keys, resumptions)
 
         def apply(entry: Entry, follower: StepLogFollower) -> bool:
-            return self._apply(entry, follower, lambda request_id: [adopted[request_id]])
+            return self._apply(entry, follower, lambda request_id: adopted[request_id])
 
-        missing = await catch_up.read(self._position, apply)
+        missing = await catch_up.read(self._position, apply) if resumptions else False
         is_close = await self._wait_for_position(catch_up.position)
         async with self._at_rest:
-            if is_close:
+            if is_close and resumptions:
                 missing = await catch_up.read(self._position, apply) or missing
-            for request_id, channel in adopted.items():
-                self._add(channel)
-                committed, seat = catch_up.follower.place_of(request_id)
-                if len(self._channels[request_id]) == 1:
-                    self._follower.track(request_id, committed, seat)
+            for channels, done in newcomers:
+                if not done.cancelled():
+                    self._change_over(channels, catch_up.follower)
             self._rebuild_due |= missing or not is_close
             await self._read_final_records()
+        for _, done in newcomers:
+            if not done.done():
+                done.set_result(None)
+
+    def _change_over(self, channels: Sequence[TokenChannel], follower: StepLogFollower) -> None:
+        for channel in channels:
+            if channel.ending is None:
+                self._add(channel)
+                if len(self._channels[channel.request_id]) == 1:
+                    self._follower.track(channel.request_id, *follower.place_of(channel.request_id))
 
     async def _wait_for_position(self, entry_id: str) -> bool:
         """A record may be ahead of this reader: wait until it is not. Whether that was so in time."""
@@ -185,6 +221,8 @@ class StepLogReader:
                     await asyncio.sleep(backoff)
                     backoff = min(backoff * 2, MAX_BACKOFF_S)
         finally:
+            if self._adopting is not None:
+                await cancel_and_wait(self._adopting)
             await self._client.aclose()
             await self._blocking.aclose()
 

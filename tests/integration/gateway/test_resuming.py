@@ -137,6 +137,7 @@ def test_while_it_runs_every_cut_goes_on_exactly(scene: Scene, another: Another,
                 text, *more = told(rest)
                 assert [text_of(scene, request_id, int(cut)) + text, *more] == list(told(whole))
     assert other.metric("requests_resumed_total") == len(cuts)
+    assert 0 < other.state.engine.reader.counters.adoptions < len(cuts)  # those that came together shared a reading
     assert scene.pool.messages(Abort) == []
 
 
