@@ -12,6 +12,8 @@ from services.gateway.settings import Settings
 from services.gateway.text.tokenizer import TextTokenizer
 from shared.errors import ConfigError
 
+SWITCH_S = 0.0005
+
 
 def main() -> int:
     """Read the settings, serve, answer the exit code."""
@@ -20,6 +22,8 @@ def main() -> int:
     except ValidationError as error:
         print(f"gateway: {error}", file=sys.stderr)
         return 2
+    # The loop waits for the interpreter's lock behind the text threads: no longer than this.
+    sys.setswitchinterval(SWITCH_S)
     form = "%(asctime)s %(levelname)s %(name)s %(message)s"
     logging.basicConfig(level=settings.log_level.upper(), format=form, stream=sys.stderr)
     logging.getLogger("uvicorn.error").addFilter(HideCutBodies())

@@ -1,11 +1,15 @@
 """The outermost ASGI layer: a request id for every answer, and a shape for what nobody caught."""
 
-import uuid
-
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.gateway.http.authentication import PUBLIC
 from services.gateway.http.errors import log_failure, to_response
+from services.gateway.http.identities import Identities
+from services.gateway.http.turnstile import Turnstile
+
+DRAWN = "req-"
+"""Before the id of what is no generation."""
 
 
 class RequestContext:
@@ -13,13 +17,15 @@ class RequestContext:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._identities = Identities()
+        self._turnstile = Turnstile()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         state = scope.setdefault("state", {})
-        state["request_id"] = f"req-{uuid.uuid4().hex}"
+        state["request_id"] = DRAWN + self._identities.next()
         started = False
 
         async def send_with_id(message: Message) -> None:
@@ -30,6 +36,8 @@ class RequestContext:
             await send(message)
 
         try:
+            if scope["path"] not in PUBLIC:
+                await self._turnstile.enter()
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
             return

@@ -2,7 +2,6 @@
 
 import random
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.http.body import parse_json, read_body
+from services.gateway.http.context import DRAWN
 from services.gateway.http.event_ids import Received
 from services.gateway.http.responses import Answer, GenerationResponse, StreamOptions, StreamResponse, WholeResponse
 from services.gateway.http.resuming import Wish, body_digest, open_response, read_wish
@@ -46,13 +46,13 @@ def _documented(kind: type[Body]) -> dict[str, Any]:
 @router.post("/completions", summary="Continue a text", openapi_extra=_documented(CompletionBody))
 async def completions(request: Request) -> Response:
     """Text, a list of texts, token ids or a list of such lists; streaming or not."""
-    return await _serve(request, CompletionBody, f"cmpl-{uuid.uuid4().hex}")
+    return await _serve(request, CompletionBody, "cmpl-")
 
 
 @router.post("/chat/completions", summary="Answer a conversation", openapi_extra=_documented(ChatBody))
 async def chat_completions(request: Request) -> Response:
     """The next message of a conversation; streaming or not."""
-    return await _serve(request, ChatBody, f"chatcmpl-{uuid.uuid4().hex}")
+    return await _serve(request, ChatBody, "chatcmpl-")
 
 
 @router.get("/models", summary="Models that are served here")
@@ -73,13 +73,16 @@ async def model(request: Request, name: str) -> Response:
 # ---------------------------------------------------------------- generation
 
 
-async def _serve(request: Request, kind: type[Body], request_id: str) -> GenerationResponse:
+async def _serve(request: Request, kind: type[Body], prefix: str) -> GenerationResponse:
     """Everything up to the point where the request may be queued."""
     started_at, created = time.monotonic(), time.time()
-    request.scope["state"]["request_id"] = request_id
+    state = request.scope["state"]
+    request_id = state["request_id"] = prefix + state["request_id"].removeprefix(DRAWN)
     gateway: GatewayState = request.state.gateway
     tenant = tenant_of_request(request, gateway.settings)
     wish = read_wish(request.headers, gateway.settings.resume_window_s)
+    if not wish.key_digest:  # one with a key may be there already
+        gateway.engine.intake.check_room()
     data = await read_body(request.receive, request.headers, gateway.settings.max_body_bytes)
     limits = gateway.admit()
     span = gateway.tracing.start_request(request.url.path, request_id, request.headers)
