@@ -49,7 +49,7 @@ def test_the_first_token_and_the_whole_have_deadlines_too(pool: Pool) -> None:
     reason, message, num_tokens = ending(pool, long)
     assert (reason, message) == (FinishReason.TIMEOUT, "deadline") and 0 < num_tokens < 200
     assert ending(pool, in_time)[0] is FinishReason.LENGTH
-    worker._step_s = 1.0  # it is admitted, but nothing comes
+    worker._step_s = 4.0  # it is admitted, but nothing comes
     slow = submit_due(pool, 0, 0.4, 0)
     wait_for(lambda: pool.has_ended(slow))
     assert ending(pool, slow) == (FinishReason.TIMEOUT, "first_token_deadline", 0)
