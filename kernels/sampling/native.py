@@ -1,0 +1,23 @@
+"""Sampling by the C++ kernel: no row is sorted."""
+
+import torch
+
+from kernels.native.library import Int, Library, Pointer
+
+
+def sample(
+    library: Library,
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    times: torch.Tensor,
+) -> torch.Tensor:
+    """See api.sample; all in main memory, rows of `logits` contiguous."""
+    out = torch.empty(len(logits), dtype=torch.int64)
+    run = library.function("pw_sample", Pointer, Int, Int, Int, *[Pointer] * 5, Int, Pointer)
+    columns = (temperature.contiguous(), top_k.contiguous(), top_p.contiguous(), min_p.contiguous(), times.contiguous())
+    pointers = (column.data_ptr() for column in columns)
+    run(logits.data_ptr(), logits.stride(0), *logits.shape, *pointers, times.shape[1], out.data_ptr())
+    return out
