@@ -14,7 +14,6 @@ from kernels.launch import Launch
 
 FAN_OUT = tl.constexpr(64)
 _TILE = tl.constexpr(4096)
-_DIGIT = tl.constexpr(2)
 
 
 @triton.jit
@@ -36,11 +35,11 @@ def _search(logits, vocab_size, largest, temperature, floor, wanted, COUNTS: tl.
 
     A token weighs 1 if COUNTS, else the exponential of its scaled logit."""
     found = tl.zeros([], tl.int64)
-    candidates = tl.arange(0, 1 << _DIGIT)
-    for step in range(32 // _DIGIT):
-        shift = 32 - _DIGIT * (step + 1)
+    candidates = tl.arange(0, 4)
+    for step in range(16):  # digits of two bits, the highest first
+        shift = 30 - 2 * step
         thresholds = found + (candidates.to(tl.int64) << shift)
-        weight = tl.zeros([1 << _DIGIT], tl.float32)
+        weight = tl.zeros([4], tl.float32)
         for first in range(0, vocab_size, _TILE):
             tokens = first + tl.arange(0, _TILE)
             scaled = _scaled(logits, tokens, vocab_size, largest, temperature)
@@ -85,7 +84,10 @@ def sample_kernel(
         maxima = tl.maximum(maxima, tl.load(logits + tokens, mask=tokens < vocab_size, other=float("-inf")))
     largest = tl.max(maxima, 0)
 
-    lowest = _rank(tl.log(tl.load(min_p + row)))
+    lowest = tl.zeros([], tl.int32)
+    smallest = tl.load(min_p + row)
+    if smallest > 0.0:
+        lowest = _rank(tl.log(smallest))
     limit = tl.load(top_k + row)
     if (limit > 0) & (limit < vocab_size):
         lowest = tl.maximum(lowest, _search(logits, vocab_size, largest, heat, 0, limit.to(tl.float32), True))
@@ -98,7 +100,7 @@ def sample_kernel(
         wanted = tl.sum(sums, 0) * nucleus
         lowest = tl.maximum(lowest, _search(logits, vocab_size, largest, heat, lowest, wanted, False))
 
-    # The races of reference.py: among tiles, families of the first tile, tokens of the first family.
+    # The races of race.py: among tiles, families of the first tile, tokens of the first family.
     tile = tl.zeros([], tl.int32)
     leaves = lanes[:, None] * FAN_OUT + lanes[None, :]
     if LEVELS == 3:

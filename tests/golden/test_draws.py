@@ -8,11 +8,11 @@ import torch
 from tokenizers import Tokenizer
 
 from kernels.paged_attention.api import prepare
+from kernels.sampling.race import FAN_OUT, num_levels, race
 from services.gpu_worker.cache.kv_cache import KVCache
 from services.gpu_worker.engine import Engine, EngineConfig
 from services.gpu_worker.models.loading import load_model
 from services.gpu_worker.models.model import ForwardInputs, Model
-from services.gpu_worker.sampling.draw import FAN_OUT, num_levels, race
 from services.gpu_worker.sampling.philox import exponentials
 from shared.sampling import SamplingParams
 from tests.fakes.engine_driver import EngineDriver

@@ -14,10 +14,9 @@ class Need(IntFlag):
     """What a row asks of the sampler beyond the largest logit."""
 
     RANDOM = 1
-    FILTER = 2
-    PENALTY = 4
-    BIAS = 8
-    MIN_TOKENS = 16
+    PENALTY = 2
+    BIAS = 4
+    MIN_TOKENS = 8
 
 
 class SamplingRows:
@@ -58,8 +57,6 @@ def needs_of(params: SamplingParams) -> Need:
     needs = Need(0)
     if not params.is_greedy:
         needs |= Need.RANDOM
-        if params.top_k > 0 or params.top_p < 1 or params.min_p > 0:
-            needs |= Need.FILTER
     if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1:
         needs |= Need.PENALTY
     if params.logit_bias:

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.gpu_worker.sampling.draw import FAN_OUT, num_levels, race
-from services.gpu_worker.sampling.filters import cutoffs
+from kernels.sampling.api import FAN_OUT, num_levels, sample
 from services.gpu_worker.sampling.penalties import TokenCounts
 from services.gpu_worker.sampling.philox import exponentials
 from services.gpu_worker.sampling.rows import Need, SamplingRows
@@ -103,15 +102,13 @@ class Sampler:
         ok = largest.isfinite()  # a NaN anywhere in the row is its maximum
         if not needs.any():
             return Sampled(tokens, ok)
-        if (needs & ~Need.RANDOM & ~Need.FILTER).any():
+        if (needs & ~Need.RANDOM).any():
             self._change(logits, rows, needs)
             tokens = logits.argmax(-1)
         drawn = np.flatnonzero(needs & Need.RANDOM)
         if len(drawn):
             at = self._to_device(drawn)
-            tokens[at] = self._draw(
-                logits[at].masked_fill_(~ok[at, None], 0.0), rows[drawn], output_index[drawn], needs[drawn]
-            )
+            tokens[at] = self._draw(logits[at].masked_fill_(~ok[at, None], 0.0), rows[drawn], output_index[drawn])
         counted = np.flatnonzero(needs & Need.PENALTY)
         if len(counted):
             self._counts.record(rows[counted], tokens[self._to_device(counted)])
@@ -138,21 +135,19 @@ class Sampler:
         index = (self._to_device(at), self._to_device(ids))
         logits.index_put_(index, self._to_device(values), accumulate=True)
 
-    def _draw(self, logits: torch.Tensor, rows: IntArray, output_index: IntArray, needs: IntArray) -> torch.Tensor:
+    def _draw(self, logits: torch.Tensor, rows: IntArray, output_index: IntArray) -> torch.Tensor:
         """Tokens of the rows that are not greedy: [n, vocab_size] -> [n]."""
-        temperature = self._to_device(self._rows.temperature[rows])
-        # The largest logit becomes 0 before the division: a small temperature cannot overflow it.
-        scaled = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
-        filtered = np.flatnonzero(needs & Need.FILTER)
-        if len(filtered):
-            at, of = self._to_device(filtered), rows[filtered]
-            columns = (self._rows.top_k, self._rows.top_p, self._rows.min_p)
-            subset = scaled[at]
-            lowest = cutoffs(subset, *(self._to_device(column[of]) for column in columns))
-            scaled[at] = subset.masked_fill_(subset < lowest[:, None], -torch.inf)
+        columns = self._rows
         levels = num_levels(self._vocab_size)
-        times = exponentials(self._rows.seed[rows], self._rows.choice[rows], output_index, levels * FAN_OUT)
-        return race(scaled.exp_(), self._to_device(times).view(len(rows), levels, FAN_OUT))
+        times = exponentials(columns.seed[rows], columns.choice[rows], output_index, levels * FAN_OUT)
+        return sample(
+            logits,
+            temperature=self._to_device(columns.temperature[rows]),
+            top_k=self._to_device(columns.top_k[rows]),
+            top_p=self._to_device(columns.top_p[rows]),
+            min_p=self._to_device(columns.min_p[rows]),
+            times=self._to_device(times).view(len(rows), levels, FAN_OUT),
+        )
 
     def _masked_endings(self, params: SamplingParams) -> Sparse:
         """What must not end the row yet. With `ignore_eos` an EOS ends nothing, so it stays an ordinary token."""

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.gpu_worker.sampling.draw import FAN_OUT, num_levels, race
-from services.gpu_worker.sampling.filters import cutoffs
+from kernels.sampling.filters import cutoffs
+from kernels.sampling.race import FAN_OUT, num_levels, race
 from services.gpu_worker.sampling.philox import exponentials
 from services.gpu_worker.sampling.sampler import Sampler
 from shared.sampling import SamplingParams
