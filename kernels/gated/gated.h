@@ -5,7 +5,7 @@
 
 namespace pw {
 
-enum class Gate : int { SILU = 0, GELU_TANH = 1 };
+enum class Gate : int64_t { SILU = 0, GELU_TANH = 1 };
 
 // x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
 PW_INLINE F32 gelu_tanh(F32 x) {

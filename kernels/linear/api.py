@@ -10,14 +10,15 @@ from typing import Protocol
 import torch
 
 from kernels.checks import require, same_place
+from kernels.gated.native import Gate
 from kernels.gelu_mul.api import gelu_mul
-from kernels.linear.native import Activation, NativeLinear
+from kernels.linear.native import NativeLinear
 from kernels.linear.reference import ReferenceInt8Linear, ReferenceLinear
 from kernels.native.library import Library, current
 from kernels.silu_mul.api import silu_mul
 
 _NATIVE_DTYPES = (torch.float32, torch.bfloat16)
-_GATES = {"silu": (Activation.SILU, silu_mul), "gelu_tanh": (Activation.GELU_TANH, gelu_mul)}
+_GATES = {"silu": (Gate.SILU, silu_mul), "gelu_tanh": (Gate.GELU_TANH, gelu_mul)}
 
 
 class Linear(Protocol):

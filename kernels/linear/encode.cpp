@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "kernels/linear/int8.h"
@@ -11,14 +12,14 @@ constexpr int64_t ROWS_PER_CHUNK = 4;
 constexpr float LARGEST_CODE = 127;
 constexpr int VECTORS = CODE_GROUP / LANES;
 
-// One group: codes, their scale and their sum. A number that is not finite makes the scale NaN, and with it the result.
+// One group: codes, their scale and what products with it start at. A number that is not finite makes the sum of codes
+// NaN, hence the scale, hence the result.
 template <class T>
-void encode_group(const T* x, CodeWords::Code* codes, float* scale, int32_t* code_sum) {
-    F32 values[VECTORS], size = zero(), poison = zero();
+void encode_group(const T* x, CodeWords::Code* codes, float* scale, int32_t* start) {
+    F32 values[VECTORS], size = zero();
     for (int v = 0; v < VECTORS; ++v) {
         values[v] = load(x + v * LANES);
         size = max(size, max(values[v], zero() - values[v]));
-        poison = poison + (values[v] - values[v]);
     }
     const float largest = max(size);
     const F32 inverse = set1(largest > 0 ? LARGEST_CODE / largest : 0);
@@ -28,14 +29,15 @@ void encode_group(const T* x, CodeWords::Code* codes, float* scale, int32_t* cod
         CodeWords::store_codes(codes + v * LANES, rounded);
         total = total + rounded;
     }
-    *scale = largest / LARGEST_CODE + sum(poison);
-    *code_sum = largest > 0 ? int32_t(sum(total)) : 0;
+    const float code_sum = sum(total);
+    *scale = largest / LARGEST_CODE + 0 * code_sum;
+    *start = std::isnan(code_sum) ? 0 : -CodeWords::OFFSET * int32_t(code_sum);
 }
 
 struct Room {
     std::vector<CodeWords::Code> codes;
     std::vector<float> scales;
-    std::vector<int32_t> sums;
+    std::vector<int32_t> starts;
 };
 
 }  // namespace
@@ -47,20 +49,23 @@ Codes encode(const LinearInput& x, int64_t k) {
     if (room.scales.size() < size_t(x.rows * groups)) {
         room.codes.resize(size_t(x.rows * k));
         room.scales.resize(size_t(x.rows * groups));
-        room.sums.resize(size_t(x.rows * groups));
+        room.starts.resize(size_t(x.rows * groups));
     }
     parallel(int((x.rows + ROWS_PER_CHUNK - 1) / ROWS_PER_CHUNK), [&](int chunk) {
         const int64_t end = std::min(x.rows, (chunk + 1) * ROWS_PER_CHUNK);
-        for (int64_t i = chunk * ROWS_PER_CHUNK * groups; i < end * groups; ++i) {
-            const int64_t from = i / groups * x.stride + i % groups * CODE_GROUP;
-            CodeWords::Code* codes = room.codes.data() + i * CODE_GROUP;
-            if (x.is_bf16)
-                encode_group(static_cast<const bf16*>(x.data) + from, codes, &room.scales[size_t(i)], &room.sums[size_t(i)]);
-            else
-                encode_group(static_cast<const float*>(x.data) + from, codes, &room.scales[size_t(i)], &room.sums[size_t(i)]);
-        }
+        for (int64_t row = chunk * ROWS_PER_CHUNK; row < end; ++row)
+            for (int64_t g = 0; g < groups; ++g) {
+                const int64_t from = row * x.stride + g * CODE_GROUP;
+                CodeWords::Code* codes = room.codes.data() + (row * groups + g) * CODE_GROUP;
+                float* scale = &room.scales[size_t(g * x.rows + row)];
+                int32_t* start = &room.starts[size_t(g * x.rows + row)];
+                if (x.is_bf16)
+                    encode_group(static_cast<const bf16*>(x.data) + from, codes, scale, start);
+                else
+                    encode_group(static_cast<const float*>(x.data) + from, codes, scale, start);
+            }
     });
-    return {room.codes.data(), room.scales.data(), room.sums.data(), k, groups};
+    return {room.codes.data(), room.scales.data(), room.starts.data(), k, groups, x.rows};
 }
 
 }  // namespace pw::gemm

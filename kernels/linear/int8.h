@@ -13,17 +13,18 @@ namespace pw::gemm {
 constexpr int64_t CODE_GROUP = 64;  // of k
 constexpr int CODES_PER_WORD = 4;
 constexpr int64_t WORDS_PER_GROUP = CODE_GROUP / CODES_PER_WORD;
+constexpr int UNROLLED = 2;
 
 #if defined(__AVX512VNNI__)
 
-// vpdpbusd multiplies unsigned bytes by signed ones, so weights are stored plus 128, and a group starts at -128 times
-// the sum of its activations.
+// vpdpbusd multiplies unsigned bytes by signed ones, so weights are stored plus OFFSET, and a group starts at -OFFSET
+// times the sum of its activations.
 struct CodeWords {
     using Code = int8_t;
     using Acc = __m512i;
     static constexpr int OFFSET = 128;
     static PW_INLINE void store_codes(Code* to, F32 codes) { store_i8(to, codes); }
-    static PW_INLINE Acc start(int32_t sum) { return _mm512_set1_epi32(-OFFSET * sum); }
+    static PW_INLINE Acc start(int32_t first) { return _mm512_set1_epi32(first); }
     static PW_INLINE F32 value(Acc acc) { return _mm512_cvtepi32_ps(acc); }
     template <int ROWS>
     static PW_INLINE void add(const Code* x, int64_t stride, const float* words, Acc (*acc)[PANEL_VECTORS]) {
@@ -63,36 +64,44 @@ struct CodeWords {
 
 #endif
 
-// Activations as codes: row r, group g at codes + r * stride + g * CODE_GROUP, with its scale and the sum of its codes.
+// Activations as codes: row r, group g at codes + r * stride + g * CODE_GROUP, with its scale and what its sums start at.
 struct Codes {
     const CodeWords::Code* codes;
-    const float* scales;   // [rows][groups]
-    const int32_t* sums;   // [rows][groups]
-    int64_t stride, groups;
+    const float* scales;    // [groups][rows]
+    const int32_t* starts;  // [groups][rows]
+    int64_t stride, groups, rows;
 
     Codes from(int64_t row) const {
-        return {codes + row * stride, scales + row * groups, sums + row * groups, stride, groups};
+        return {codes + row * stride, scales + row, starts + row, stride, groups, rows};
     }
 };
 
-// c[row][column] (stride PANEL) = the product of the codes of one panel, with the scales of the activations.
+// c[row][column] (stride PANEL) += the product of the codes of one panel, with the scales of the activations.
 template <int ROWS>
-void code_tile(const Codes& x, const float* words, float* c) {
-    for (int64_t g = 0; g < x.groups; ++g) {
+void code_tile(const Codes& x, const float* words, float* c, Ahead ahead) {
+    const int64_t groups = x.groups, stride = x.stride, lines = ahead.lines / groups + 1;
+    const CodeWords::Code* codes = x.codes;
+    const float* scales = x.scales;
+    const int32_t* starts = x.starts;
+    for (int64_t g = 0; g < groups; ++g, scales += x.rows, starts += x.rows) {
         CodeWords::Acc acc[ROWS][PANEL_VECTORS];
         for (int r = 0; r < ROWS; ++r)
-            for (int v = 0; v < PANEL_VECTORS; ++v) acc[r][v] = CodeWords::start(x.sums[r * x.groups + g]);
-        const CodeWords::Code* codes = x.codes + g * CODE_GROUP;
-        for (int64_t i = 0; i < WORDS_PER_GROUP; ++i, words += PANEL, codes += CODES_PER_WORD) {
-            for (int v = 0; v < PANEL_VECTORS; ++v)
-                __builtin_prefetch(words + 16 * PANEL + v * LANES, 0, ROWS <= 4 ? 3 : 2);
-            CodeWords::add<ROWS>(codes, x.stride, words, acc);
-        }
+            for (int v = 0; v < PANEL_VECTORS; ++v) acc[r][v] = CodeWords::start(starts[r]);
+        if (ROWS > FEW_ROWS)
+            for (int64_t i = 0; i < lines; ++i, ahead.at += LINE) __builtin_prefetch(ahead.at, 0, 2);
+        const float* const end = words + WORDS_PER_GROUP * PANEL;
+        do {
+            if (ROWS <= FEW_ROWS)
+                for (int v = 0; v < PANEL_VECTORS; ++v) __builtin_prefetch(words + NEAR + v * LANES, 0, 3);
+            for (int i = 0; i < UNROLLED; ++i, words += PANEL, codes += CODES_PER_WORD)
+                CodeWords::add<ROWS>(codes, stride, words, acc);
+        } while (words < end);
+        asm volatile("" : : : "memory");  // GCC would move c, and with it most accumulators, to the stack
         for (int r = 0; r < ROWS; ++r) {
-            const F32 scale = set1(x.scales[r * x.groups + g]);
+            const F32 scale = set1(scales[r]);
             for (int v = 0; v < PANEL_VECTORS; ++v) {
                 float* to = c + r * PANEL + v * LANES;
-                store(to, fma(CodeWords::value(acc[r][v]), scale, g == 0 ? zero() : load(to)));
+                store(to, fma(CodeWords::value(acc[r][v]), scale, load(to)));
             }
         }
     }
@@ -103,11 +112,11 @@ void code_tile(const Codes& x, const float* words, float* c) {
 Codes encode(const LinearInput& x, int64_t k);
 
 template <int ROWS = TILE_ROWS>
-void code_tile_of(int rows, const Codes& x, const float* words, float* c) {
+void code_tile_of(int rows, const Codes& x, const float* words, float* c, Ahead ahead) {
     if (rows == ROWS)
-        code_tile<ROWS>(x, words, c);
+        code_tile<ROWS>(x, words, c, ahead);
     else if constexpr (ROWS > 1)
-        code_tile_of<ROWS - 1>(rows, x, words, c);
+        code_tile_of<ROWS - 1>(rows, x, words, c, ahead);
 }
 
 }  // namespace pw::gemm

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/gated/gated.h"
 #include "kernels/linear/int8.h"
 #include "kernels/linear/tile.h"
 #include "kernels/native/parallel.h"
@@ -12,105 +13,94 @@ namespace pw {
 namespace gemm {
 namespace {
 
-constexpr int ROW_BLOCK = 96;         // rows that a chunk takes at most: its activations stay in the second-level cache
-constexpr int64_t K_BLOCK = 512;      // of k, so that a widened panel does, too
-constexpr int64_t WIDEN_FROM = 2 * TILE_ROWS;  // rows from which on a panel is widened once instead of for every tile
+constexpr int64_t ROW_BLOCK = 96;  // rows of a chunk: their activations stay in the second-level cache
+constexpr int64_t K_BLOCK = 1024;  // of k: what a panel holds of it stays there, too
 constexpr int64_t CHUNKS_PER_THREAD = 32;
 
 struct Chunk {
     int64_t row, rows, panel, panels;
+    int64_t tiles() const { return (rows + TILE_ROWS - 1) / TILE_ROWS; }
 };
 
-template <class Words>
-void multiply_rows(const typename Words::Input* x, int64_t stride, int64_t rows, const float* words, int64_t groups,
-                   float* c, bool resumes) {
-    for (int64_t r = 0; r < rows; r += TILE_ROWS)
-        tile_of<Words>(int(std::min<int64_t>(TILE_ROWS, rows - r)), x + r * stride, stride, words, groups,
-                       c + r * PANEL, resumes);
+// The part of `next`, a panel of `bytes`, that one of `tiles` tiles asks for.
+Ahead part_of(const float* next, int64_t bytes, int64_t tile, int64_t tiles) {
+    const int64_t lines = (bytes / 64 + tiles - 1) / tiles;
+    return {next + tile * lines * LINE, lines};
 }
 
-void widen_panel(const float* words, int64_t groups, float* wide) {
-    for (int64_t g = 0; g < groups; ++g, words += PANEL, wide += 2 * PANEL)
-        for (int v = 0; v < PANEL_VECTORS; ++v) {
-            const F32 raw = load(words + v * LANES);
-            __builtin_prefetch(words + 64 * PANEL + v * LANES, 0, 2);
-            store(wide + v * LANES, lower_halves(raw));
-            store(wide + PANEL + v * LANES, upper_halves(raw));
-        }
+// tile(rows, first row, ahead) for the tiles of a chunk.
+template <class Tile>
+void for_tiles(const Chunk& chunk, const float* next, int64_t bytes, const Tile& tile) {
+    for (int64_t row = 0; row < chunk.rows; row += TILE_ROWS)
+        tile(int(std::min<int64_t>(TILE_ROWS, chunk.rows - row)), row,
+             part_of(next, bytes, row / TILE_ROWS, chunk.tiles()));
 }
 
-// c [rows][PANEL] = x times one panel.
+// c [rows][PANEL] += x times one panel; `next` is the panel after it.
 template <class Words>
-void multiply(const typename Words::Input* x, int64_t stride, int64_t rows, const float* words, int64_t k, float* c,
-              float* wide) {
-    const int64_t block = rows <= TILE_ROWS ? k : K_BLOCK;
+void multiply(const typename Words::Input* x, int64_t stride, const Chunk& chunk, const float* words,
+              const float* next, int64_t k, float* c) {
+    const int64_t block = chunk.rows <= TILE_ROWS ? k : K_BLOCK;
     for (int64_t from = 0; from < k; from += block) {
-        const int64_t groups = std::min(block, k - from) / Words::GROUP;
-        const float* here = words + from / Words::GROUP * PANEL;
-        if constexpr (Words::PASSES == 2) {
-            if (rows >= WIDEN_FROM) {
-                widen_panel(here, groups, wide);
-                multiply_rows<Float32Words>(x + from, stride, rows, wide, 2 * groups, c, from > 0);
-                continue;
-            }
-        }
-        multiply_rows<Words>(x + from, stride, rows, here, groups, c, from > 0);
+        const int64_t groups = std::min(block, k - from) / Words::GROUP, at = from / Words::GROUP * PANEL;
+        for_tiles(chunk, next + at, groups * PANEL * 4, [&](int rows, int64_t row, Ahead ahead) {
+            tile_of<Words>(rows, x + row * stride + from, stride, words + at, groups, c + row * PANEL, ahead);
+        });
     }
 }
 
 // The same for int8.
-void multiply_codes(const Codes& x, int64_t rows, const float* words, float* c) {
-    for (int64_t r = 0; r < rows; r += TILE_ROWS)
-        code_tile_of(int(std::min<int64_t>(TILE_ROWS, rows - r)), x.from(r), words, c + r * PANEL);
-}
-
-PW_INLINE F32 activate(F32 x, Activation activation) {
-    if (activation == SILU) return silu(x);
-    const F32 inner = set1(0.7978845608028654f) * fma(set1(0.044715f) * x * x, x, x);
-    return set1(0.5f) * x * (set1(1.0f) + tanh(inner));
+void multiply_codes(const Codes& x, const Chunk& chunk, const float* words, const float* next, float* c) {
+    for_tiles(chunk, next, x.groups * CODE_GROUP * PANEL, [&](int rows, int64_t row, Ahead ahead) {
+        code_tile_of(rows, x.from(row), words, c + row * PANEL, ahead);
+    });
 }
 
 PW_INLINE F32 capped(F32 x, float soft_cap) {
     return soft_cap > 0 ? set1(soft_cap) * tanh(x * set1(1 / soft_cap)) : x;
 }
 
-// Sums of one panel, of its gated partner if there is one, and what they are of.
-struct Sums {
-    int64_t row, rows, panel;
-    const float* c;
-    const float* gated;
-};
-
-// Stores sums as LinearOutput says.
+// Stores sums as LinearOutput says. c: [rows][PANEL] of one panel, gated: of its partner in a gated weight, or null.
 template <class T>
 struct Store {
     const PackedWeight& weight;
     const LinearOutput& out;
 
-    void operator()(int, const Sums& sums) const {
-        const int64_t column = sums.panel * PANEL;
-        for (int64_t r = 0; r < sums.rows; ++r) row(sums, r, column, (sums.row + r) * out.stride + column);
+    T* place(const Chunk& chunk, int64_t r, int64_t panel) const {
+        return static_cast<T*>(out.data) + (chunk.row + r) * out.stride + panel * PANEL;
     }
 
-    void row(const Sums& sums, int64_t r, int64_t column, int64_t to) const {
+    // Asks for the lines that will be written.
+    void prepare(const Chunk& chunk, int64_t panel) const {
+        for (int64_t r = 0; r < chunk.rows; ++r)
+            for (int at = 0; at < PANEL; at += 64 / int(sizeof(T))) __builtin_prefetch(place(chunk, r, panel) + at, 1);
+    }
+
+    void operator()(const Chunk& chunk, int64_t panel, const float* c, const float* gated) const {
+        for (int64_t r = 0; r < chunk.rows; ++r)
+            row(place(chunk, r, panel), panel * PANEL, c + r * PANEL, gated ? gated + r * PANEL : nullptr);
+    }
+
+    void row(T* to, int64_t column, const float* c, const float* gated) const {
         const int columns = int(std::min<int64_t>(PANEL, weight.columns() - column));
-        const float* bias = out.bias ? out.bias + column : nullptr;
-        const float* scales = weight.scales ? weight.scales + column : nullptr;
+        const int64_t other = column + weight.columns();  // the gated partner's place in scales and bias
         for (int at = 0; at < columns; at += LANES) {
             const int n = columns - at;
-            F32 value = load(sums.c + r * PANEL + at);
-            if (scales) value = value * load_or_part(scales + at, n);
-            if (bias) value = value + load_or_part(bias + at, n);
-            if (sums.gated) {
-                F32 other = load(sums.gated + r * PANEL + at);
-                if (scales) other = other * load_or_part(scales + weight.columns() + at, n);
-                if (bias) other = other + load_or_part(bias + weight.columns() + at, n);
-                value = activate(value, out.activation) * other;
+            F32 value = scaled(load(c + at), column + at, n);
+            if (gated) {
+                const F32 rest = scaled(load(gated + at), other + at, n);
+                value = out.activation == Gate::SILU ? pw::gated<Gate::SILU>(value, rest)
+                                                     : pw::gated<Gate::GELU_TANH>(value, rest);
             }
             value = capped(value, out.soft_cap);
-            if (out.residual) value = value + load_or_part(out.residual + to + at, n);
-            store_or_part(static_cast<T*>(out.data) + to + at, value, n);
+            if (out.residual) value = value + load_or_part(out.residual + (to - static_cast<T*>(out.data)) + at, n);
+            store_or_part(to + at, value, n);
         }
+    }
+
+    F32 scaled(F32 value, int64_t column, int n) const {
+        if (weight.scales) value = value * load_or_part(weight.scales + column, n);
+        return out.bias ? value + load_or_part(out.bias + column, n) : value;
     }
 };
 
@@ -118,17 +108,20 @@ struct Store {
 struct KeepLargest {
     const PackedWeight& weight;
     float soft_cap;
-    Largest* kept;  // [chunks][ROW_BLOCK]
+    Largest* kept;  // [rows][column blocks]
+    int64_t blocks, panels_per_block;
 
-    void operator()(int chunk, const Sums& sums) const {
-        const int64_t column = sums.panel * PANEL;
+    void prepare(const Chunk&, int64_t) const {}
+
+    void operator()(const Chunk& chunk, int64_t panel, const float* c, const float*) const {
+        const int64_t column = panel * PANEL;
         const int columns = int(std::min<int64_t>(PANEL, weight.columns() - column));
-        for (int64_t r = 0; r < sums.rows; ++r)
+        for (int64_t r = 0; r < chunk.rows; ++r)
             for (int at = 0; at < columns; at += LANES) {
-                F32 values = load(sums.c + r * PANEL + at);
+                F32 values = load(c + r * PANEL + at);
                 if (weight.scales) values = values * load_or_part(weight.scales + column + at, columns - at);
                 values = capped(values, soft_cap);
-                Largest& best = kept[int64_t(chunk) * ROW_BLOCK + r];
+                Largest& best = kept[(chunk.row + r) * blocks + panel / panels_per_block];
                 if (any_above(values, best.value)) look_at(values, std::min(LANES, columns - at), column + at, best);
             }
     }
@@ -161,48 +154,56 @@ struct Cut {
     }
 };
 
-// multiply(part's words, c, wide) for each panel of the chunk, then finish. `wide` has room for that many floats.
+// multiply(words, next words, c) for each panel of the chunk, then finish.
 template <class Multiply, class Finish>
-void run_chunk(const PackedWeight& weight, const Chunk& chunk, int64_t wide, const Multiply& multiply,
-               const Finish& finish) {
+void run_chunk(const PackedWeight& weight, const Chunk& chunk, const Multiply& multiply, const Finish& finish) {
     const int64_t sums = chunk.rows * PANEL, parts = weight.parts();
-    float* c = static_cast<float*>(scratch(size_t(parts * sums + wide) * sizeof(float)));
+    float* c = static_cast<float*>(scratch(size_t(parts * sums) * sizeof(float)));
+    // Threads take chunks in turn, so the one after the next of the others is the most likely to follow.
+    const int64_t behind = chunk.panel + chunk.panels * num_threads();
     for (int64_t panel = chunk.panel; panel < chunk.panel + chunk.panels; ++panel) {
-        for (int64_t part = 0; part < parts; ++part)
-            multiply(weight.panel(panel, part), c + part * sums, c + parts * sums);
-        finish(Sums{chunk.row, chunk.rows, panel, c, weight.is_gated ? c + sums : nullptr});
+        finish.prepare(chunk, panel);
+        std::fill_n(c, parts * sums, 0.0f);
+        for (int64_t part = 0; part < parts; ++part) {
+            const bool is_last = part == parts - 1 && panel == chunk.panel + chunk.panels - 1;
+            const float* const words = weight.panel(panel, part);
+            multiply(words, is_last ? weight.panel(behind, 0) : words + weight.panel_words(), c + part * sums);
+        }
+        finish(chunk, panel, c, weight.is_gated ? c + sums : nullptr);
     }
 }
 
 template <class Words, class Finish>
 void run_words(const PackedWeight& weight, const LinearInput& x, const Chunk& chunk, const Finish& finish) {
-    const bool widens = Words::PASSES == 2 && chunk.rows >= WIDEN_FROM;
-    const int64_t wide = widens ? std::min(K_BLOCK, weight.in_features) * PANEL : 0;
     const auto* rows = static_cast<const typename Words::Input*>(x.data) + chunk.row * x.stride;
-    const auto multiply_panel = [&](const float* words, float* c, float* room) {
-        multiply<Words>(rows, x.stride, chunk.rows, words, weight.in_features, c, room);
+    const auto multiply_panel = [&](const float* words, const float* next, float* c) {
+        multiply<Words>(rows, x.stride, chunk, words, next, weight.in_features, c);
     };
-    run_chunk(weight, chunk, wide, multiply_panel, finish);
+    run_chunk(weight, chunk, multiply_panel, finish);
+}
+
+template <class Finish>
+void run_codes(const PackedWeight& weight, const Codes& codes, const Chunk& chunk, const Finish& finish) {
+    const Codes rows = codes.from(chunk.row);
+    const auto multiply_panel = [&](const float* words, const float* next, float* c) {
+        multiply_codes(rows, chunk, words, next, c);
+    };
+    run_chunk(weight, chunk, multiply_panel, finish);
 }
 
 template <class Finish>
 void run(const PackedWeight& weight, const LinearInput& x, const Cut& cut, const Finish& finish) {
-    Codes codes{};
-    if (weight.kind == INT8) codes = encode(x, weight.in_features);
+    const Codes codes = weight.kind == INT8 ? encode(x, weight.in_features) : Codes{};
     parallel(cut.chunks(), [&](int index) {
         const Chunk chunk = cut.chunk(index);
-        const auto finish_sums = [&](const Sums& sums) { finish(index, sums); };
         if (weight.kind == INT8)
-            run_chunk(
-                weight, chunk, 0,
-                [&](const float* words, float* c, float*) { multiply_codes(codes.from(chunk.row), chunk.rows, words, c); },
-                finish_sums);
+            run_codes(weight, codes, chunk, finish);
         else if (weight.kind == FLOAT32)
-            run_words<Float32Words>(weight, x, chunk, finish_sums);
+            run_words<Float32Words>(weight, x, chunk, finish);
         else if (HAS_PAIR_PRODUCTS && x.is_bf16)
-            run_words<PairWords>(weight, x, chunk, finish_sums);
+            run_words<PairWords>(weight, x, chunk, finish);
         else
-            run_words<WidenedWords>(weight, x, chunk, finish_sums);
+            run_words<WidenedWords>(weight, x, chunk, finish);
     });
 }
 
@@ -221,13 +222,13 @@ void linear(const PackedWeight& weight, const LinearInput& x, const LinearOutput
 void linear_argmax(const PackedWeight& weight, const LinearInput& x, float soft_cap, Largest* largest) {
     if (x.rows == 0) return;
     const gemm::Cut cut(x.rows, weight.column_panels());
-    std::vector<Largest> kept(size_t(cut.chunks()) * gemm::ROW_BLOCK, Largest{-INFINITY, 0});
-    gemm::run(weight, x, cut, gemm::KeepLargest{weight, soft_cap, kept.data()});
+    const int64_t blocks = cut.chunks_per_block;
+    std::vector<Largest> kept(size_t(x.rows * blocks), Largest{-INFINITY, 0});
+    gemm::run(weight, x, cut, gemm::KeepLargest{weight, soft_cap, kept.data(), blocks, cut.panels_per_chunk});
     for (int64_t row = 0; row < x.rows; ++row) {
-        const int64_t first = row / gemm::ROW_BLOCK * cut.chunks_per_block;
         largest[row] = {-INFINITY, 0};
-        for (int64_t chunk = first; chunk < first + cut.chunks_per_block; ++chunk)
-            gemm::KeepLargest::keep_larger(largest[row], kept[size_t(chunk * gemm::ROW_BLOCK + row % gemm::ROW_BLOCK)]);
+        for (int64_t block = 0; block < blocks; ++block)
+            gemm::KeepLargest::keep_larger(largest[row], kept[size_t(row * blocks + block)]);
     }
 }
 

@@ -1,11 +1,10 @@
 // Products with a packed weight.
 #pragma once
 
+#include "kernels/gated/gated.h"
 #include "kernels/linear/weight.h"
 
 namespace pw {
-
-enum Activation : int64_t { SILU = 0, GELU_TANH = 1 };
 
 // Where a product goes: data = product [+ bias] [, activated gate times the rest] [, soft-capped] [+ residual].
 struct LinearOutput {
@@ -14,7 +13,7 @@ struct LinearOutput {
     int64_t is_bf16;
     const float* bias;      // [out_features] or null
     const float* residual;  // [rows, columns] with `stride`, may be `data`; or null
-    Activation activation;  // of gated weights
+    Gate activation;  // of gated weights
     float soft_cap;         // c: x becomes c tanh(x / c); 0: none
 };
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from kernels.checks import require
+from kernels.gated.native import Gate
 from kernels.linear.reference import CODE_GROUP, quantize_weight
 from kernels.native.library import Float, Int, Library, Pointer
 from kernels.native.memory import allocate
@@ -23,13 +24,6 @@ class Kind(IntEnum):
     F32 = 0
     BF16 = 1
     INT8 = 2
-
-
-class Activation(IntEnum):
-    """Of a gated weight's first half."""
-
-    SILU = 0
-    GELU_TANH = 1
 
 
 class PackedWeight(ctypes.Structure):
@@ -82,15 +76,16 @@ class NativeLinear:
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
         *,
-        activation: Activation | None = None,
+        activation: Gate | None = None,
         is_int8: bool = False,
     ) -> None:
         """`is_int8`: round the weight to int8, with one scale per output feature."""
+        self.library = library
         self.in_features = weight.shape[1]
         self.out_features = weight.shape[0] if activation is None else weight.shape[0] // 2
         self.packed = pack(library, weight, is_gated=activation is not None, is_int8=is_int8)
         self.bias = None if bias is None else bias.float().contiguous()
-        self._activation = activation or Activation.SILU
+        self.activation = activation or Gate.SILU
         self._run = library.function("pw_linear", Pointer, Pointer, Pointer)
         self._argmax = library.function("pw_linear_argmax", Pointer, Pointer, Float, Pointer)
         self.kind = Kind(self.packed.weight.kind)
@@ -107,7 +102,7 @@ class NativeLinear:
         self._run(
             ctypes.byref(self.packed.weight),
             ctypes.byref(_Input(x.data_ptr(), x.shape[0], x.stride(0), x.dtype == torch.bfloat16)),
-            ctypes.byref(_Output(out.data_ptr(), out.stride(0), is_bf16, bias, None, self._activation, 0.0)),
+            ctypes.byref(_Output(out.data_ptr(), out.stride(0), is_bf16, bias, None, self.activation, 0.0)),
         )
         return out
 

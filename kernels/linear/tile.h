@@ -1,7 +1,7 @@
 // The inner product: a few rows of activations times one panel, in registers.
 //
 // An accumulator takes its terms one by one, k ascending, each with one rounding. So a row's result depends neither on
-// the rows that share its tile nor on where k was cut, and a widened panel gives the same bits as its bfloat16.
+// the rows that share its tile nor on where k was cut, and float32 weights give the same bits as equal bfloat16 ones.
 #pragma once
 
 #include "kernels/linear/weight.h"
@@ -40,29 +40,48 @@ struct PairWords {
     static PW_INLINE F32 add(F32 x, F32 w, F32 acc) { return dot_pairs(x, w, acc); }
 };
 
-// c[row][column] (stride PANEL) = or += x[row] . panel over `groups` words of k.
+// Memory that will be needed next: each tile asks for `lines` lines of it in the course of its work, so that it is in the
+// second-level cache by then. A tile of few rows needs what it reads too soon for that: it looks a little ahead itself.
+struct Ahead {
+    const float* at;
+    int64_t lines;
+};
+
+constexpr int FEW_ROWS = 4;
+constexpr int64_t BURST = 4;                      // words of a column between two requests
+constexpr int NEAR = 16 * PANEL;                  // how far a tile of few rows looks ahead
+constexpr int LINE = 64 / int(sizeof(float));     // of a cache, in floats
+
+// c[row][column] (stride PANEL) += x[row] . panel over `groups` >= 1 words of k.
 template <class Words, int ROWS>
-void tile(const typename Words::Input* x, int64_t stride, const float* words, int64_t groups, float* c, bool resumes) {
-    // Ahead of the loads: little work per word needs it close by, more work leaves time to come from memory.
-    constexpr int AHEAD = (ROWS <= 4 ? 16 : 32) * PANEL;
+void tile(const typename Words::Input* x, int64_t stride, const float* words, int64_t groups, float* c, Ahead ahead) {
     F32 acc[ROWS][PANEL_VECTORS];
     for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < PANEL_VECTORS; ++v) acc[r][v] = resumes ? load(c + r * PANEL + v * LANES) : zero();
-    for (int64_t g = 0; g < groups; ++g, words += PANEL, x += Words::GROUP) {
-        F32 raw[PANEL_VECTORS];
-        for (int v = 0; v < PANEL_VECTORS; ++v) {
-            raw[v] = load(words + v * LANES);
-            __builtin_prefetch(words + AHEAD + v * LANES, 0, ROWS <= 4 ? 3 : 2);
-        }
-        for (int pass = 0; pass < Words::PASSES; ++pass) {
-            F32 w[PANEL_VECTORS];
-            for (int v = 0; v < PANEL_VECTORS; ++v) w[v] = Words::decode(raw[v], pass);
-            for (int r = 0; r < ROWS; ++r) {
-                const F32 factor = Words::factor(x + r * stride, pass);
-                for (int v = 0; v < PANEL_VECTORS; ++v) acc[r][v] = Words::add(factor, w[v], acc[r][v]);
+        for (int v = 0; v < PANEL_VECTORS; ++v) acc[r][v] = load(c + r * PANEL + v * LANES);
+    const int64_t lines = ahead.lines * BURST / (groups + BURST - 1) + 1;  // of a burst
+    const float* const end = words + groups * PANEL;
+    do {
+        const float* const stop = words + BURST * PANEL < end ? words + BURST * PANEL : end;
+        if (ROWS > FEW_ROWS)
+            for (int64_t i = 0; i < lines; ++i, ahead.at += LINE) __builtin_prefetch(ahead.at, 0, 2);
+        do {
+            F32 raw[PANEL_VECTORS];
+            for (int v = 0; v < PANEL_VECTORS; ++v) {
+                raw[v] = load(words + v * LANES);
+                if (ROWS <= FEW_ROWS) __builtin_prefetch(words + NEAR + v * LANES, 0, 3);
             }
-        }
-    }
+            for (int pass = 0; pass < Words::PASSES; ++pass) {
+                F32 w[PANEL_VECTORS];
+                for (int v = 0; v < PANEL_VECTORS; ++v) w[v] = Words::decode(raw[v], pass);
+                for (int r = 0; r < ROWS; ++r) {
+                    const F32 factor = Words::factor(x + r * stride, pass);
+                    for (int v = 0; v < PANEL_VECTORS; ++v) acc[r][v] = Words::add(factor, w[v], acc[r][v]);
+                }
+            }
+            words += PANEL;
+            x += Words::GROUP;
+        } while (words < stop);
+    } while (words < end);
     for (int r = 0; r < ROWS; ++r)
         for (int v = 0; v < PANEL_VECTORS; ++v) store(c + r * PANEL + v * LANES, acc[r][v]);
 }
@@ -70,11 +89,11 @@ void tile(const typename Words::Input* x, int64_t stride, const float* words, in
 // `tile` for a number of rows known at run time, 1 to TILE_ROWS.
 template <class Words, int ROWS = TILE_ROWS>
 void tile_of(int rows, const typename Words::Input* x, int64_t stride, const float* words, int64_t groups, float* c,
-             bool resumes) {
+             Ahead ahead) {
     if (rows == ROWS)
-        tile<Words, ROWS>(x, stride, words, groups, c, resumes);
+        tile<Words, ROWS>(x, stride, words, groups, c, ahead);
     else if constexpr (ROWS > 1)
-        tile_of<Words, ROWS - 1>(rows, x, stride, words, groups, c, resumes);
+        tile_of<Words, ROWS - 1>(rows, x, stride, words, groups, c, ahead);
 }
 
 }  // namespace pw::gemm

@@ -6,17 +6,21 @@
 
 namespace {
 
-constexpr int CHAINS = pw::LANES == 8 ? 12 : 24;  // independent accumulators: what hides the latency of a product
+// Independent accumulators, which hide the latency of a product; in two dimensions, since GCC unrolls short loops only.
+constexpr int CHAINS[] = {pw::LANES == 8 ? 3 : 6, 4};
 
-// ROUNDS * CHAINS products of whole vectors on every thread.
+// rounds * (all chains) products of whole vectors, 8 chunks per thread.
 template <class Acc, class Product>
 void multiply(int64_t rounds, Acc first, float* sink, const Product& product) {
     pw::parallel(pw::num_threads() * 8, [&](int chunk) {
-        Acc acc[CHAINS];
-        for (Acc& a : acc) a = first;
+        Acc acc[CHAINS[0]][CHAINS[1]];
+        for (auto& some : acc)
+            for (Acc& a : some) a = first;
         for (int64_t i = 0; i < rounds; ++i)
-            for (Acc& a : acc) a = product(a);
-        for (const Acc& a : acc) std::memcpy(sink + chunk * pw::LANES, &a, sizeof(a));
+            for (auto& some : acc)
+                for (Acc& a : some) a = product(a);
+        for (const auto& some : acc)
+            for (const Acc& a : some) std::memcpy(sink + chunk * pw::LANES, &a, sizeof(a));
     });
 }
 
@@ -25,7 +29,7 @@ void multiply(int64_t rounds, Acc first, float* sink, const Product& product) {
 // Runs `rounds` on each of 8 chunks per thread; answers multiply-adds of numbers. kind: 0 float32, 1 bfloat16 pairs,
 // 2 int8, or 0 products where no instruction does it. sink: [8 * threads][LANES].
 PW_EXPORT int64_t pw_multiply_in_registers(int64_t kind, int64_t rounds, float* sink) {
-    const int64_t vectors = rounds * CHAINS * 8 * pw::num_threads();
+    const int64_t vectors = rounds * CHAINS[0] * CHAINS[1] * 8 * pw::num_threads();
     const pw::F32 small = pw::set1(1e-9f);
     if (kind == 0) {
         multiply(rounds, pw::zero(), sink, [=](pw::F32 a) { return pw::fma(small, small, a); });

@@ -32,7 +32,9 @@ class KvLayer(ctypes.Structure):
     )
 
 
-class _Rows(ctypes.Structure):
+class Rows(ctypes.Structure):
+    """As in attention.h."""
+
     _fields_ = (
         ("query_lens", Pointer),
         ("context_lens", Pointer),
@@ -56,11 +58,11 @@ class NativeBatch:
     block_tables: npt.NDArray[np.int32]
 
     @property
-    def rows(self) -> _Rows:
+    def rows(self) -> Rows:
         """Points into the arrays."""
         tables = self.block_tables
         pointers = (array.ctypes.data for array in (self.query_lens, self.context_lens, tables))
-        return _Rows(*pointers, tables.shape[1], len(tables))
+        return Rows(*pointers, tables.shape[1], len(tables))
 
 
 def token_heads(tensor: torch.Tensor) -> TokenHeads:

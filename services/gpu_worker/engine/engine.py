@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +26,14 @@ from services.gpu_worker.engine.request_check import is_usable
 from services.gpu_worker.engine.requirements import Limits
 from services.gpu_worker.engine.validation import check_plan
 from services.gpu_worker.engine.warm_up import warm_up_plans
-from services.gpu_worker.models.model import Model
+from services.gpu_worker.models.model import ForwardInputs, Model
 from services.gpu_worker.profile import Part, StepProfile
-from services.gpu_worker.sampling.sampler import Sampler
+from services.gpu_worker.sampling.sampler import Sampled, Sampler
 from shared.messages import NewRow, StepPlan, StepResult
 from shared.packing import unpack_int32
 
 IntArray = npt.NDArray[np.int64]
+T = TypeVar("T")
 
 ROSTER_INTERVAL = 64
 """Steps between two results that carry a full roster and the measured rates; the first step has rates too."""
@@ -166,23 +169,33 @@ class Engine:
 
     def _compute(self, inputs: StepInputs, chunks: tuple[tuple[int, int], ...]) -> Outcome:
         """The forward pass, sampling and endings."""
-        logits = self._forward(inputs)
+        rows = inputs.sampled_rows
+        runner = self._graphs if self._graphs is not None else self.model
+        finish: Callable[[], Outcome]
+        if self._is_greedy(rows):
+            tokens, largest = self._timed(runner.forward_largest, inputs)
+            finish = partial(self._take, Sampled(tokens, largest.isfinite()), rows, inputs.completed_rows)
+        else:
+            finish = partial(self._choose, self._timed(runner.forward, inputs), inputs)
         for row, size in chunks:
             self._batch.num_computed[row] += size
         started = self._clock()
-        outcome = self._choose(logits, inputs)
+        outcome = finish()
         self.profile.observe(Part.SAMPLING, self._clock() - started)
         return outcome
 
-    def _forward(self, inputs: StepInputs) -> torch.Tensor:
-        """Logits [num_samples, vocab_size]."""
+    def _is_greedy(self, rows: IntArray) -> bool:
+        """Whether the largest logit of each row says all that the step is to yield."""
+        return not self._batch.searches[rows].any() and self._sampler.is_greedy(rows, self._output_index(rows))
+
+    def _timed(self, forward: Callable[[ForwardInputs, KVCache], T], inputs: StepInputs) -> T:
+        """What a forward pass gives."""
         started = self._clock()
-        runner = self._graphs if self._graphs is not None else self.model
-        logits = runner.forward(inputs.forward, self.cache)
+        result = forward(inputs.forward, self.cache)
         attention = self.model.attention_s
         self.profile.observe(Part.ATTENTION, attention)
         self.profile.observe(Part.GEMM, self._clock() - started - attention)
-        return logits
+        return result
 
     def _await_device(self) -> None:
         """A pass that samples nothing is only queued so far: without this its time would be that of queueing."""
@@ -200,13 +213,21 @@ class Engine:
         outcome = self._sample(logits[at[0]], rows[~searches], completed)
         return self._search(logits[at[1]], rows[searches], outcome)
 
+    def _output_index(self, rows: IntArray) -> IntArray:
+        """Output tokens of each row so far."""
+        return self._batch.num_tokens[rows] - self._batch.num_prompt[rows]
+
     def _sample(self, logits: torch.Tensor, rows: IntArray, completed: IntArray) -> Outcome:
         """A token for each of `rows`, of which `completed` are the last."""
         if not len(rows):
             return nothing()
-        batch = self._batch
-        output_index = batch.num_tokens[rows] - batch.num_prompt[rows]
-        sampled = self._sampler.sample(logits, rows, output_index)
+        return self._take(self._sampler.sample(logits, rows, self._output_index(rows)), rows, completed)
+
+    def _take(self, sampled: Sampled, rows: IntArray, completed: IntArray) -> Outcome:
+        """Tokens of `rows`, of which `completed` are the last, become theirs."""
+        if not len(rows):
+            return nothing()
+        batch, output_index = self._batch, self._output_index(rows)
         batch.last_token[torch.from_numpy(rows).to(self.model.device)] = sampled.tokens
         # The one transfer to the host: tokens, with -1 where the logits were not finite.
         tokens = torch.where(sampled.ok, sampled.tokens, -1).cpu().numpy()

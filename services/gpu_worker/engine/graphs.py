@@ -13,7 +13,7 @@ from kernels.paged_attention.gpu_batch import GpuBatch
 from services.gpu_worker.cache.kv_cache import KVCache
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.models.decoder import DecoderModel
-from services.gpu_worker.models.model import ForwardInputs, Model
+from services.gpu_worker.models.model import ForwardInputs, Model, largest_of
 
 Pass = Callable[[], torch.Tensor]
 """A forward pass on inputs that stay where they are; the logits are valid until the next one."""
@@ -57,6 +57,10 @@ class DecodeGraphs:
             return self._model.forward(inputs, cache)
         self._inputs.fill(inputs, batch, size)
         return self._passes[size]()[:count]
+
+    def forward_largest(self, inputs: ForwardInputs, cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `Model.forward_largest`."""
+        return largest_of(self.forward(inputs, cache))
 
 
 def graphs_for(model: Model, cache: KVCache, config: EngineConfig) -> DecodeGraphs | None:

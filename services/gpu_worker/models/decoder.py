@@ -6,23 +6,21 @@ from collections.abc import Callable
 import torch
 
 from kernels.cache_write.api import cache_write
-from kernels.gelu_mul.api import gelu_mul
 from kernels.linear.api import pack_linear
 from kernels.paged_attention.api import implementation, paged_attention
+from kernels.paged_attention.native import NativeBatch
 from kernels.rms_norm.api import rms_norm
 from kernels.rope.api import rope, rope_tables
-from kernels.silu_mul.api import silu_mul
 from services.gpu_worker.cache.kv_cache import KVCache
 from services.gpu_worker.models.config import DecoderConfig, RopeConfig
 from services.gpu_worker.models.layers import Layer, read_layer, read_norm
-from services.gpu_worker.models.model import ForwardInputs
+from services.gpu_worker.models.model import ForwardInputs, largest_of
+from services.gpu_worker.models.native_step import native_step, step_arrays
 from services.gpu_worker.models.rope import inverse_frequencies
 from services.gpu_worker.models.weights import WeightReader
 
 Tables = dict[RopeConfig, tuple[torch.Tensor, torch.Tensor]]
 """Cosines and sines of a step, once per kind of layer."""
-
-_ACTIVATIONS = {"silu": silu_mul, "gelu_tanh": gelu_mul}
 
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.")
 """Of the decoder's tensors: alone in its folder, or beside a vision tower as newer and older folders name it."""
@@ -47,7 +45,6 @@ class DecoderModel:
         self.device = device
         self.attention_s = 0.0
         self._inv_freq = {layer.rope: inverse_frequencies(layer.rope).to(device) for layer in config.layers}
-        self._activate = _ACTIVATIONS[config.activation]
         # Rounded to the dtype before the product: that is how these models were trained.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype, device=device)
         vocabulary = (config.vocab_size, config.hidden_size)
@@ -62,12 +59,35 @@ class DecoderModel:
             if on_progress is not None:
                 on_progress((index + 1) / config.num_layers)
 
+        self._native = native_step(config, self._layers, self.embedding, self._norm, self._head, self._inv_freq)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether a step over a packed cache is one call of the C++ kernels."""
+        return self._native is not None
+
     @property
     def fingerprint(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.device.type}-{dtype}-linear:{self._head.name}-attention:{implementation(self.device)}"
+        step = "-one-call" if self.is_native else ""
+        return f"{self.device.type}-{dtype}-linear:{self._head.name}-attention:{implementation(self.device)}{step}"
 
     def forward(self, inputs: ForwardInputs, cache: KVCache) -> torch.Tensor:
+        if self._native is not None and isinstance(inputs.attention, NativeBatch):
+            logits = self._native.logits(step_arrays(inputs, inputs.attention), cache.data)
+            self.attention_s = self._native.attention_s
+            return logits
+        return self.forward_by_operations(inputs, cache)
+
+    def forward_largest(self, inputs: ForwardInputs, cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._native is not None and isinstance(inputs.attention, NativeBatch):
+            largest = self._native.largest(step_arrays(inputs, inputs.attention), cache.data)
+            self.attention_s = self._native.attention_s
+            return largest
+        return largest_of(self.forward_by_operations(inputs, cache))
+
+    def forward_by_operations(self, inputs: ForwardInputs, cache: KVCache) -> torch.Tensor:
+        """As `forward`, a kernel at a time."""
         self.attention_s = 0.0
         tables = self._tables(inputs.positions)
         hidden = self._embed(inputs.token_ids)
@@ -81,7 +101,7 @@ class DecoderModel:
                     return torch.empty(0, self.config.vocab_size, device=self.device)
             hidden = hidden + self._normed_if(layer.out(attended), layer.post_attention_norm)
             normed = self._normed(hidden, layer.mlp_norm)
-            hidden = hidden + self._normed_if(layer.down(self._activate(layer.gate_up(normed))), layer.post_mlp_norm)
+            hidden = hidden + self._normed_if(layer.down(layer.gated(normed)), layer.post_mlp_norm)
         return self._logits(hidden)
 
     def _tables(self, positions: torch.Tensor) -> Tables:

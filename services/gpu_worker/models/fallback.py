@@ -23,7 +23,7 @@ from services.gpu_worker.cache.kv_cache import KVCache
 from services.gpu_worker.models import trial
 from services.gpu_worker.models.config import ModelConfig
 from services.gpu_worker.models.fields import Raw, end_ids, require, stored_dtype_name
-from services.gpu_worker.models.model import ForwardInputs
+from services.gpu_worker.models.model import ForwardInputs, largest_of
 from shared.context_length import context_length
 from shared.errors import ConfigError
 
@@ -59,6 +59,9 @@ class TransformersModel:
         dtype = str(self.dtype).removeprefix("torch.")
         kind = f"transformers:{transformers.__version__}:{self.config.model_type}"
         return f"{self.device.type}-{dtype}-{kind}-attention:{implementation(self.device)}"
+
+    def forward_largest(self, inputs: ForwardInputs, cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+        return largest_of(self.forward(inputs, cache))
 
     def forward(self, inputs: ForwardInputs, cache: KVCache) -> torch.Tensor:
         keep = inputs.sample_at

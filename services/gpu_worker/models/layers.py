@@ -1,10 +1,12 @@
 """Weights of the native decoder, and how they are named in a folder."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from kernels.linear.api import Linear, pack_linear
+from kernels.linear.api import Linear, pack_gated_linear, pack_linear
 from services.gpu_worker.models.config import DecoderConfig, LayerConfig
 from services.gpu_worker.models.weights import WeightReader
 
@@ -25,8 +27,8 @@ class Layer:
     post_attention_norm: torch.Tensor | None
     """Of what attention adds to the residual."""
     mlp_norm: torch.Tensor
-    gate_up: Linear
-    """The gate's half first."""
+    gated: Linear
+    """Of the MLP: the activated gate times the other half."""
     down: Linear
     post_mlp_norm: torch.Tensor | None
     """Of what the MLP adds to the residual."""
@@ -57,12 +59,13 @@ def read_layer(config: DecoderConfig, weights: WeightReader, index: int, prefix:
         out=_fused(weights, [attention + "o_proj"], [hidden], heads, config.out_bias),
         post_attention_norm=read_norm(config, weights, prefix + after_attention, hidden) if after_attention else None,
         mlp_norm=read_norm(config, weights, prefix + before_mlp, hidden),
-        gate_up=_fused(
+        gated=_fused(
             weights,
             [mlp + name for name in (["gate_up_proj"] if config.fused_names else ["gate_proj", "up_proj"])],
             [2 * intermediate] if config.fused_names else [intermediate, intermediate],
             hidden,
             config.mlp_bias,
+            partial(pack_gated_linear, activation=config.activation),
         ),
         down=_fused(weights, [mlp + "down_proj"], [hidden], intermediate, config.mlp_bias),
         post_mlp_norm=(
@@ -85,8 +88,15 @@ def _norm_names(config: DecoderConfig) -> tuple[str | None, str]:
     return None, "post_attention_layernorm"
 
 
-def _fused(weights: WeightReader, names: list[str], outputs: list[int], inputs: int, has_bias: bool) -> Linear:
+def _fused(
+    weights: WeightReader,
+    names: list[str],
+    outputs: list[int],
+    inputs: int,
+    has_bias: bool,
+    pack: Callable[..., Linear] = pack_linear,
+) -> Linear:
     """One projection whose outputs are those of `names`, side by side."""
     weight = weights.joined([f"{name}.weight" for name in names], [(size, inputs) for size in outputs])
     bias = weights.joined([f"{name}.bias" for name in names], [(size,) for size in outputs]) if has_bias else None
-    return pack_linear(weight, bias)
+    return pack(weight, bias)

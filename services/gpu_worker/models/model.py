@@ -56,3 +56,16 @@ class Model(Protocol):
         Returns:
             Logits [num_samples, vocab_size], float32.
         """
+
+    def forward_largest(self, inputs: ForwardInputs, cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the step where only the largest logits are of interest, which then need not be stored.
+
+        Returns:
+            What `largest_of` makes of the logits.
+        """
+
+
+def largest_of(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of logits [num_samples, vocab_size]: the token of each row's largest one, and its value, NaN if one was."""
+    values, tokens = logits.max(-1)
+    return tokens, values

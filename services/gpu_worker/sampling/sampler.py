@@ -91,13 +91,16 @@ class Sampler:
         chosen = unchanged.gather(1, sampled.tokens[at, None])[:, 0]
         return replace(sampled, logprobs=chosen - unchanged.logsumexp(-1))
 
+    def is_greedy(self, rows: IntArray, output_index: IntArray) -> bool:
+        """Whether the largest of their unchanged logits is all that these rows ask for."""
+        return not self._needs(rows, output_index).any() and not len(self.asked(rows))
+
     def asked(self, rows: IntArray) -> IntArray:
         """Places within `rows` of those that ask for the log-probability of their token."""
         return np.flatnonzero(self._rows.with_logprobs[rows])
 
     def _sample(self, logits: torch.Tensor, rows: IntArray, output_index: IntArray) -> Sampled:
-        needs = self._rows.needs[rows]
-        needs = np.where(output_index < self._rows.min_tokens[rows], needs, needs & ~Need.MIN_TOKENS)
+        needs = self._needs(rows, output_index)
         largest, tokens = logits.max(-1)
         ok = largest.isfinite()  # a NaN anywhere in the row is its maximum
         if not needs.any():
@@ -113,6 +116,11 @@ class Sampler:
         if len(counted):
             self._counts.record(rows[counted], tokens[self._to_device(counted)])
         return Sampled(tokens, ok)
+
+    def _needs(self, rows: IntArray, output_index: IntArray) -> IntArray:
+        """What each row asks for beyond its largest logit."""
+        needs = self._rows.needs[rows]
+        return np.where(output_index < self._rows.min_tokens[rows], needs, needs & ~Need.MIN_TOKENS)
 
     def _change(self, logits: torch.Tensor, rows: IntArray, needs: IntArray) -> None:
         """Mask, bias and penalise in place."""

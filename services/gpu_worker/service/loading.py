@@ -5,6 +5,7 @@ import time
 
 import torch
 
+from kernels.native.library import current
 from services.gpu_worker.cache.host_pool import HostPool, allocate_pool, pool_bytes_per_block
 from services.gpu_worker.cache.kv_cache import KVCache, cache_dtype, kv_bytes_per_block
 from services.gpu_worker.engine import Engine, EngineConfig
@@ -32,7 +33,7 @@ def load_worker(
         ConfigError: not pulled yet, not supported, or no room for it.
     """
     started = time.monotonic()
-    torch.set_num_threads(partition.num_threads)
+    set_num_threads(partition.num_threads)
     device = choose_device(settings.device, settings.worker_index)
     model = load_model(
         resolved.require_folder(),
@@ -63,6 +64,14 @@ def load_worker(
     )
     log.info("loaded on %d threads in %.1f s: %s", partition.num_threads, time.monotonic() - started, capacity)
     return LoadedWorker(engine, capacity)
+
+
+def set_num_threads(number: int) -> None:
+    """Threads that compute: torch's, and those of the C++ kernels, which inherit this thread's cores and niceness."""
+    torch.set_num_threads(number)
+    library = current()
+    if library is not None:
+        library.set_num_threads(number)
 
 
 def choose_device(setting: str, worker_index: int) -> str:

@@ -16,7 +16,7 @@ from services.gpu_worker.engine import Engine, EngineConfig
 from services.gpu_worker.models.decoder import DecoderModel
 from services.gpu_worker.models.fallback import TransformersModel
 from services.gpu_worker.models.loading import load_model
-from services.gpu_worker.models.model import ForwardInputs, Model
+from services.gpu_worker.models.model import ForwardInputs, Model, largest_of
 from shared.errors import ConfigError
 from shared.sampling import SamplingParams
 from tests.fakes.engine_driver import EngineDriver
@@ -58,6 +58,9 @@ class Recording:
         at = inputs.positions if inputs.sample_at is None else inputs.positions[inputs.sample_at]
         self.last = dict(zip(at.tolist(), logits, strict=True))
         return logits
+
+    def forward_largest(self, inputs: ForwardInputs, cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+        return largest_of(self.forward(inputs, cache))
 
 
 def prompt_of(size: int) -> list[int]:

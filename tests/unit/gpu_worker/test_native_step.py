@@ -1,0 +1,109 @@
+"""The decoder as one native call per step: the same logits as operation by operation, at any dispatch level."""
+
+import random
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+
+from kernels.native.library import built_levels, using
+from services.gpu_worker.cache.kv_cache import KVCache
+from services.gpu_worker.engine import Engine, EngineConfig
+from services.gpu_worker.models.decoder import DecoderModel
+from services.gpu_worker.models.loading import load_model
+from services.gpu_worker.models.model import ForwardInputs
+from shared.sampling import SamplingParams
+from tests.fakes.engine_driver import EngineDriver
+from tests.fakes.tiny_llama import VOCAB_SIZE, generate, write_tiny_llama
+
+LEVELS = [level.name for level in built_levels()]
+LENGTHS = (1, 8, 31, 100)
+
+
+class Recorder:
+    """Wraps the passes of a model: keeps their inputs, and counts those that store no logits."""
+
+    def __init__(self, model: DecoderModel, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps: list[tuple[ForwardInputs, torch.Tensor]] = []
+        self.unstored = 0
+        forward, largest = model.forward, model.forward_largest
+
+        def both(inputs: ForwardInputs, cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+            self.unstored += 1
+            self.steps.append((inputs, forward(inputs, cache)))
+            return largest(inputs, cache)
+
+        monkeypatch.setattr(model, "forward_largest", both)
+
+
+def load(folder: Path, level: str | None, dtype: str = "float32") -> DecoderModel:
+    with using(level):
+        return cast(DecoderModel, load_model(folder, dtype=dtype, device="cpu"))
+
+
+def run(model: DecoderModel, num_tokens: int, *, chunk_size: int = 512) -> tuple[dict[str, list[int]], KVCache]:
+    cache = KVCache.allocate(model.config, 100, 8, model.dtype, model.device)
+    cache.data.fill_(float("nan"))
+    driver = EngineDriver(Engine(model, cache, EngineConfig(len(LENGTHS), 512)))
+    params = SamplingParams(max_tokens=num_tokens, seed=0, temperature=0.0, ignore_eos=True)
+    for length in LENGTHS:
+        driver.add(str(length), prompt_of(length), params)
+    return driver.run(chunk_size=chunk_size), cache
+
+
+def prompt_of(length: int) -> list[int]:
+    draw = random.Random(length)
+    return [draw.randrange(3, VOCAB_SIZE) for _ in range(length)]
+
+
+@pytest.mark.parametrize("variant", ["grouped_tied", "llama3_rope_biased", "linear_rope_one_to_one"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_one_call_gives_what_the_operations_give(
+    tmp_path: Path, level: str, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny_llama(tmp_path, variant)
+    model = load(tmp_path, level)
+    recorder = Recorder(model, monkeypatch)
+    with using(level):
+        _, cache = run(model, 4, chunk_size=40)
+        assert model.is_native and recorder.unstored == len(recorder.steps) > 5
+        for inputs, logits in recorder.steps:
+            # A step may be repeated: it writes the same keys and values to the same slots.
+            expected = model.forward_by_operations(inputs, cache)
+            torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+            tokens, largest = DecoderModel.forward_largest(model, inputs, cache)
+            assert torch.equal(tokens, logits.argmax(-1)) and torch.equal(largest, logits.amax(-1))
+
+
+@pytest.mark.parametrize("level", [*LEVELS, None])
+def test_text_is_that_of_transformers(tmp_path: Path, level: str | None) -> None:
+    """Also by torch alone."""
+    peer = write_tiny_llama(tmp_path)
+    model = load(tmp_path, level)
+    assert model.is_native == (level is not None)
+    with using(level):
+        outputs, _ = run(model, 12)
+    assert outputs == {str(length): generate(peer, prompt_of(length), 12) for length in LENGTHS}
+
+
+def test_a_row_that_samples_stores_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tiny_llama(tmp_path)
+    model = load(tmp_path, LEVELS[0] if LEVELS else None)
+    recorder = Recorder(model, monkeypatch)
+    cache = KVCache.allocate(model.config, 20, 8, model.dtype, model.device)
+    driver = EngineDriver(Engine(model, cache, EngineConfig(2, 64)))
+    driver.add("greedy", prompt_of(5), SamplingParams(max_tokens=3, seed=0, temperature=0.0, ignore_eos=True))
+    driver.add("drawn", prompt_of(6), SamplingParams(max_tokens=6, seed=1, temperature=1.0, ignore_eos=True))
+    outputs = driver.run()
+    assert recorder.unstored == 0
+    assert [len(outputs[name]) for name in ("greedy", "drawn")] == [3, 6]
+
+
+def test_fingerprint_names_level_and_kernels(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path)
+    names = {level: load(tmp_path, level).fingerprint for level in [*LEVELS, None]}
+    assert len(set(names.values())) == len(names)
+    for level, name in names.items():
+        assert (f"{level}-f32" if level else "torch") in name
+        assert ("one-call" in name) == (level is not None)
