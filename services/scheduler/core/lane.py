@@ -94,12 +94,14 @@ class Lane:
     @property
     def num_rows(self) -> int:
         """Rows that requests have."""
+        if not self.searches:
+            return len(self.seats)
         return len(self.seats) + sum(seat.request.num_rows - 1 for seat in self.searches.values())
 
     @property
     def num_prefill_tokens(self) -> int:
         """Known tokens that no plan computes yet."""
-        return sum(seat.known - seat.computed for seat in self.prefill.values())
+        return sum(seat.known - seat.computed for seat in self.prefill.values()) if self.prefill else 0
 
     def holds(self, request: Request) -> bool:
         """Whether the request fits when nothing else is here."""

@@ -247,10 +247,11 @@ class Placement:
 
 
 def _trial(lane: Lane) -> Trial:
+    num_rows = lane.num_rows
     return Trial(
         lane=lane,
-        load=ROW_WEIGHT * lane.num_rows + lane.num_prefill_tokens,
+        load=ROW_WEIGHT * num_rows + lane.num_prefill_tokens,
         num_rows_free=len(lane.free_rows),
-        num_seated=lane.num_rows,
+        num_seated=num_rows,
         num_blocks_free=lane.pool.num_available,
     )
