@@ -5,7 +5,6 @@ budget of tokens per pass. Running requests go first, then waiting ones in the p
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 
 from services.scheduler.core import draining, logprobs, planning, swap
@@ -17,6 +16,7 @@ from services.scheduler.core.counters import Counters
 from services.scheduler.core.diagnostics import Diagnosis, diagnose
 from services.scheduler.core.forks import Groups
 from services.scheduler.core.integrity import check_integrity
+from services.scheduler.core.known_worker import KnownWorker
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.outcomes import Finished, LiveOutput, ScheduledPlan, SchedulerStats
 from services.scheduler.core.policies import make_policy
@@ -41,16 +41,6 @@ from shared.packing import pack_int32
 
 MAX_REMEMBERED_ENDS = 256
 """Ended requests whose id is remembered, so that a doubled `Submit` is not taken for a new one."""
-
-
-@dataclass(slots=True)
-class KnownWorker:
-    """What is remembered of a worker's name beyond its incarnations."""
-
-    fenced: int = 0
-    """Its highest incarnation that is fenced."""
-    num_blocks: int = 0
-    """Its last capacity. A worker that died is expected back; one that drained is not (0)."""
 
 
 class SchedulerCore:

@@ -14,12 +14,13 @@ import msgspec
 
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.counters import Counters
+from services.scheduler.core.known_worker import KnownWorker
 from services.scheduler.core.policies.base import PolicyState
 from services.scheduler.core.request import Request, RequestState
 from services.scheduler.core.saved import Saved, UnusableSnapshot
 from services.scheduler.core.saved_lane import SavedLane, restore_lane, save_lane
 from services.scheduler.core.saved_pool import save_all_blocks, save_blocks
-from services.scheduler.core.scheduler import KnownWorker, SchedulerCore
+from services.scheduler.core.scheduler import SchedulerCore
 from shared.messages import FinishReason, Submission
 from shared.packing import pack_float32, pack_int32, unpack_float32, unpack_int32
 

@@ -4,16 +4,31 @@ from collections.abc import Callable
 
 import redis
 
-from services.scheduler.core.diagnostics import Diagnosis, count_by_reason
+from services.scheduler.core.diagnostics import Diagnosis, count_by_reason, diagnose_waiting
 from services.scheduler.core.scheduler import SchedulerCore
+from services.scheduler.service.deadlines import Deadlines
+from services.scheduler.service.overview import MOST_REQUESTS, OverviewMaker
+from services.scheduler.service.position import Position
+from services.scheduler.service.queue_counts import LimitsWriter
+from services.scheduler.service.queue_times import QueueTimeCounts
+from services.scheduler.service.trimmer import Trimmer
+from services.scheduler.settings import Settings
 from shared.keys import Keys
-from shared.messages import PoolOverview, PoolStats, QueueTimes, encode
+from shared.messages import FIELD, PoolOverview, PoolStats, QueueTimes, encode
+from shared.redis_client import RedisFailure
+
+STATS_INTERVAL_S = 0.5
+STATS_TTL_S = 2.0
+LIMITS_INTERVAL_S = 0.05
+TRIM_INTERVAL_S = 5.0
+
+Clock = Callable[[], float]
 
 
 class Every:
     """Something that is due at intervals."""
 
-    def __init__(self, interval_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, interval_s: float, clock: Clock) -> None:
         self._interval_s = interval_s
         self._clock = clock
         self._next = clock()
@@ -33,6 +48,81 @@ class Every:
     def wait_s(self) -> float:
         """Seconds until it is due."""
         return max(0.0, self._next - self._clock())
+
+
+class Chores:
+    """What is due at intervals, and what the leader tells each of them meanwhile."""
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        keys: Keys,
+        settings: Settings,
+        limits: LimitsWriter,
+        core: SchedulerCore,
+        wall: Clock,
+        clock: Clock,
+    ) -> None:
+        self._client, self._keys, self._wall = client, keys, wall
+        self.limits = limits
+        self.deadlines = Deadlines(request.submission for request in core.requests.values())
+        self.queue_times = QueueTimeCounts()
+        self.trimmer = Trimmer(
+            keys,
+            keep_s=settings.log_keep_s,
+            keep_bytes=settings.log_keep_bytes,
+            keep_usage_s=settings.usage_keep_s,
+            most_s=settings.record_ttl_s,
+        )
+        self._overviews = OverviewMaker()
+        self._stats = Every(STATS_INTERVAL_S, clock)
+        self._limit = Every(LIMITS_INTERVAL_S, clock)
+        self._trim = Every(TRIM_INTERVAL_S, clock)
+
+    def do(self, position: Position, *, epoch: int, num_poisoned: int) -> None:
+        """Whatever is due.
+
+        Raises:
+            RedisFailure: Redis did not answer; what was not done is done by the next call.
+        """
+        self._abort_late(position.core)
+        if self._limit.is_due():
+            self.limits.write(self._client, position.core)
+            self._limit.done()
+        if self._stats.is_due():
+            self._publish_stats(position, epoch, num_poisoned)
+            self._stats.done()
+        if self._trim.is_due():
+            self.trimmer.run(self._client, self._wall())
+            self._trim.done()
+
+    def _abort_late(self, core: SchedulerCore) -> None:
+        """By way of intake, so that whoever follows or replays sees it."""
+        now = self._wall()
+        if self.deadlines.next_at() > now:
+            return
+        late = self.deadlines.take(core, now)
+        try:
+            for abort in late:
+                self._client.xadd(self._keys.intake, {FIELD: encode(abort)})
+        except RedisFailure:
+            self.deadlines.put_back(late, now)
+            raise
+
+    def _publish_stats(self, position: Position, epoch: int, num_poisoned: int) -> None:
+        now = self._wall()
+        waiting = diagnose_waiting(position.core, MOST_REQUESTS)
+        stats = pool_stats(
+            position.core,
+            waiting,
+            self.queue_times.told(),
+            epoch=epoch,
+            tick=position.tick,
+            now=now,
+            num_poisoned=num_poisoned,
+        )
+        overview = self._overviews.make(position.core, waiting, now)
+        publish_stats(self._client, self._keys, stats, overview, ttl_s=STATS_TTL_S)
 
 
 def pool_stats(

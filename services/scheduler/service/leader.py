@@ -12,34 +12,29 @@ committer, so that a turn which Redis interrupts is simply repeated.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import redis
 
-from services.scheduler.core.diagnostics import diagnose_waiting
 from services.scheduler.core.ticks import TickOutcome, apply_tick
 from services.scheduler.recording.recorder import Recorder
-from services.scheduler.service.chores import Every, pool_stats, publish_stats
+from services.scheduler.service.chores import Chores, Clock, Every
 from services.scheduler.service.committer import Committer, tick_operations
-from services.scheduler.service.deadlines import Deadlines
 from services.scheduler.service.folder import Folder
 from services.scheduler.service.inbox import PAGE, Batch, Inbox
 from services.scheduler.service.leadership import Leadership
-from services.scheduler.service.overview import MOST_REQUESTS, OverviewMaker
 from services.scheduler.service.position import Position
 from services.scheduler.service.queue_counts import LimitsWriter
-from services.scheduler.service.queue_times import QueueTimeCounts
 from services.scheduler.service.saving import is_much_unsaved, save_operations
 from services.scheduler.service.submissions import load_submissions
-from services.scheduler.service.trimmer import Incarnation, Saved, Trimmer
+from services.scheduler.service.trimmer import Incarnation, Saved
 from services.scheduler.service.workers import WorkerDirectory
 from services.scheduler.settings import Settings
 from shared.channel import Command
 from shared.errors import Fenced
 from shared.keys import Keys
 from shared.messages import (
-    FIELD,
     IntakeMessage,
     LogMessage,
     ProcessDied,
@@ -50,23 +45,15 @@ from shared.messages import (
     TickEntry,
     WorkerEvent,
     WorkerFenced,
-    encode,
 )
-from shared.redis_client import RedisFailure
 from shared.scripts import Operation
 from shared.streams import START
 
 WORKERS_INTERVAL_S = 0.25
-STATS_INTERVAL_S = 0.5
-STATS_TTL_S = 2.0
-LIMITS_INTERVAL_S = 0.05
-TRIM_INTERVAL_S = 5.0
 MAX_BLOCK_S = 0.25
 """Longest wait for news: what is due at intervals needs the loop."""
 MAX_HOLD_S = 1.0
 """Intake that could change nothing is held back no longer than this: a hung worker must not delay an abort for ever."""
-
-Clock = Callable[[], float]
 
 
 @dataclass(slots=True)
@@ -116,21 +103,12 @@ class Leader:
         settings = parts.settings
         self._client, self._keys, self._settings = parts.client, parts.keys, settings
         self._leadership, self._position, self._inbox = parts.leadership, parts.position, parts.inbox
-        self._committer, self._workers, self._limits = parts.committer, parts.workers, parts.limits
+        self._committer, self._workers = parts.committer, parts.workers
         self._recorder = parts.recorder
         self._wall, self._clock = wall, clock
         self._inputs = _Inputs(intake=parts.backlog)
         self._folder = Folder()
-        self._overviews = OverviewMaker()
-        self._queue_times = QueueTimeCounts()
-        self._deadlines = Deadlines(request.submission for request in parts.position.core.requests.values())
-        self._trimmer = Trimmer(
-            parts.keys,
-            keep_s=settings.log_keep_s,
-            keep_bytes=settings.log_keep_bytes,
-            keep_usage_s=settings.usage_keep_s,
-            most_s=settings.record_ttl_s,
-        )
+        self._chores = Chores(parts.client, parts.keys, settings, parts.limits, parts.position.core, wall, clock)
         self._answered: dict[Incarnation, int] = {}
         self._ended = dict.fromkeys(parts.old_streams)
         self._saving: Saved | None = None
@@ -140,9 +118,6 @@ class Leader:
         self._log_is_drained = False
         self._is_new = True
         self._look = Every(WORKERS_INTERVAL_S, clock)
-        self._stats = Every(STATS_INTERVAL_S, clock)
-        self._limit = Every(LIMITS_INTERVAL_S, clock)
-        self._trim = Every(TRIM_INTERVAL_S, clock)
         self._save = Every(settings.snapshot_interval_s, clock)
         self._fold = Every(settings.fold_interval_s, clock)
 
@@ -169,7 +144,7 @@ class Leader:
         self._look_at_workers()
         worked = self._tick()
         self._commit([self._inbox.question(min(block_s, self._longest_wait()))] if block_s else ())
-        self._do_chores()
+        self._chores.do(self._position, epoch=self._leadership.epoch, num_poisoned=self._inbox.num_poisoned)
         return worked or bool(batch.log or batch.intake)
 
     def run_until_idle(self, max_turns: int = 1000) -> int:
@@ -210,7 +185,7 @@ class Leader:
         if batch.num_log_entries < PAGE:
             self._log_is_drained = True
         if batch.num_log_entries:
-            self._trimmer.on_read(self._inbox.log_id, batch.num_log_bytes)
+            self._chores.trimmer.on_read(self._inbox.log_id, batch.num_log_bytes)
         for entry in batch.log:
             if isinstance(entry, TickEntry):
                 continue
@@ -266,7 +241,7 @@ class Leader:
         # From here on nothing can fail: what is applied will be committed.
         ticks: list[_Written] = []
         if inputs.log or intake or inputs.events:
-            self._limits.count_lost(_num_submits(intake) - len(submissions))
+            self._chores.limits.count_lost(_num_submits(intake) - len(submissions))
             more = self._apply_inputs(ticks, intake, submissions)
         else:
             more = self._is_new  # an earlier leader may have ended between two plans of a turn
@@ -291,7 +266,7 @@ class Leader:
             inputs.intake = []
         inputs.log, inputs.events = [], []
         self._is_unfolded |= bool(log)
-        self._deadlines.add(submissions.values())
+        self._chores.deadlines.add(submissions.values())
         return self._apply(ticks, self._next_tick(events), log, intake, submissions).plan is not None
 
     def _plan_further(self, ticks: list[_Written]) -> bool:
@@ -322,7 +297,7 @@ class Leader:
     ) -> TickOutcome:
         position = self._position
         outcome = apply_tick(position.core, tick, log, intake, submissions)
-        self._queue_times.count(outcome.waits)
+        self._chores.queue_times.count(outcome.waits)
         if not (unless_empty and outcome.is_empty):
             position.tick, position.now = tick.number, tick.now
             position.intake_id, position.log_id = tick.intake_id, tick.log_id
@@ -366,50 +341,9 @@ class Leader:
         if self._recorder is not None:
             self._recorder.on_commit(hurry=self._saving is not None)
         if self._saving is not None:
-            self._trimmer.on_saved(self._saving)
-            self._trimmer.on_folded(self._folded_to)
+            self._chores.trimmer.on_saved(self._saving)
+            self._chores.trimmer.on_folded(self._folded_to)
             self._saving = None
-
-    def _do_chores(self) -> None:
-        core = self._position.core
-        self._abort_late()
-        if self._limit.is_due():
-            self._limits.write(self._client, core)
-            self._limit.done()
-        if self._stats.is_due():
-            self._publish_stats()
-            self._stats.done()
-        if self._trim.is_due():
-            self._trimmer.run(self._client, self._wall())
-            self._trim.done()
-
-    def _abort_late(self) -> None:
-        """By way of intake, so that whoever follows or replays sees it."""
-        now = self._wall()
-        if self._deadlines.next_at() > now:
-            return
-        late = self._deadlines.take(self._position.core, now)
-        try:
-            for abort in late:
-                self._client.xadd(self._keys.intake, {FIELD: encode(abort)})
-        except RedisFailure:
-            self._deadlines.put_back(late, now)
-            raise
-
-    def _publish_stats(self) -> None:
-        position, now = self._position, self._wall()
-        waiting = diagnose_waiting(position.core, MOST_REQUESTS)
-        stats = pool_stats(
-            position.core,
-            waiting,
-            self._queue_times.told(),
-            epoch=self._leadership.epoch,
-            tick=position.tick,
-            now=now,
-            num_poisoned=self._inbox.num_poisoned,
-        )
-        overview = self._overviews.make(position.core, waiting, now)
-        publish_stats(self._client, self._keys, stats, overview, ttl_s=STATS_TTL_S)
 
 
 def _num_submits(intake: Sequence[IntakeMessage]) -> int:

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from services.scheduler.service import leader as leader_module
+from services.scheduler.service import chores
 from services.scheduler.service.trimmer import Incarnation, Saved, Trimmer
 from shared.keys import Keys
 from shared.messages import Decoder, LogMessage, StepPlan, StepResult
@@ -22,7 +22,7 @@ SHORT = {"log_keep_s": 0.0, "log_keep_bytes": 0, "fold_interval_s": 0.2, "snapsh
 
 @pytest.fixture(autouse=True)
 def _trim_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_module, "TRIM_INTERVAL_S", 0.1)
+    monkeypatch.setattr(chores, "TRIM_INTERVAL_S", 0.1)
 
 
 def test_streams_are_cut_and_a_cold_start_still_continues_exactly(pool: Pool) -> None:
