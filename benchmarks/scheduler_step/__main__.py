@@ -107,8 +107,8 @@ def main() -> int:
     bench.steady((16, 64, 256, 1024), arguments.steps)
     bench.admission(200)
     bench.saves()
-    bench.fleet(100)
-    bench.leader((8, 64, 256), arguments.steps)
+    bench.fleet(50)
+    bench.leader((8, 64, 256), arguments.steps // 2)
     return bench.report.finish(arguments.json)
 
 
