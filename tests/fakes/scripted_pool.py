@@ -178,6 +178,18 @@ class ScriptedPool:
         for name, worker in self._workers.items():
             self._fold(name, worker)
 
+    def roll_back(self, count: int, script: Script) -> None:
+        """As if Redis had lost the last `count` steps, and the worker went on by `script`. Only while paused."""
+        entries: Any = self.client.xrevrange(self.keys.steps, count=count)
+        for entry_id, _ in entries:
+            self.client.xdel(self.keys.steps, entry_id)
+        for name, worker in self._workers.items():
+            worker.step -= count
+            self.client.hset(self.keys.fence, f"step:{name}", worker.step)
+            for run in worker.rows.values():
+                del run.output[-count:]
+                run.script = script
+
     def messages(self, kind: type[Any]) -> list[Any]:
         """Intake messages of one type, so far."""
         return [m for m in list(self.intake) if isinstance(m, kind)]

@@ -49,14 +49,15 @@ class TokenChannel:
     """Holds what the response has not taken yet; never more than the request's `max_tokens`.
 
     Tokens that accumulate while the response is busy are taken together. Offers are idempotent: a token counts only at
-    the index that equals the number of tokens offered so far.
+    the index that equals the number of tokens offered so far. A token that was offered before must be the same again:
+    another one means that Redis lost what the client has, and that it was computed anew, otherwise.
     """
 
     __slots__ = (
+        "_all",
+        "_num_taken",
         "_on_news",
-        "_tokens",
         "capacity",
-        "committed",
         "ending",
         "last_news",
         "num_cached_tokens",
@@ -80,26 +81,36 @@ class TokenChannel:
         """Whether the answer is made from the final record: then no other ending counts, except a failure."""
         self.record: RequestRecord | None = None
         """The final one, with the ending, if it is wanted."""
-        self.committed = 0
         self.ending: Ending | None = None
         self.num_cached_tokens = 0
         """Prompt tokens that the prefix cache held; known before the first token comes."""
         self.start_id = ""
         """Log position when the reader began to track the request: all of its tokens come later."""
         self.last_news = 0.0
-        self._tokens = array("i")
+        self._all = array("i")
+        self._num_taken = 0
         self._on_news = on_news
+
+    @property
+    def committed(self) -> int:
+        """Tokens that were offered."""
+        return len(self._all)
 
     def offer(self, first_index: int, tokens: Sequence[int]) -> None:
         """Tokens whose first one has output index `first_index`; what is known already is skipped."""
-        fresh = tokens[self.committed - first_index :] if first_index <= self.committed else ()
-        room = self.capacity - self.committed
-        if self.ending is not None or not fresh or room <= 0:
+        num_known = self.committed - first_index
+        if self.ending is not None or num_known < 0:
             return
-        fresh = fresh[:room]
-        self._tokens.extend(fresh)
-        self.committed += len(fresh)
-        self._on_news(self)
+        if num_known and not self._repeats(first_index, tokens[:num_known]):
+            self.end(Ending.failure("log_rolled_back", "the message log lost what was told and went on otherwise"))
+            return
+        fresh = tokens[num_known : num_known + self.capacity - self.committed]
+        if fresh:
+            self._all.extend(fresh)
+            self._on_news(self)
+
+    def _repeats(self, first_index: int, tokens: Sequence[int]) -> bool:
+        return list(self._all[first_index : first_index + len(tokens)]) == list(tokens)
 
     def end(self, ending: Ending) -> None:
         """Nothing follows. The first ending counts."""
@@ -118,5 +129,5 @@ class TokenChannel:
 
     def take(self) -> "tuple[array[int], Ending | None]":
         """All tokens that wait, and the ending if it has been reached."""
-        tokens, self._tokens = self._tokens, array("i")
+        tokens, self._num_taken = self._all[self._num_taken :], len(self._all)
         return tokens, self.ending

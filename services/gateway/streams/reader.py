@@ -82,6 +82,7 @@ class StepLogReader:
         self._channels: dict[str, list[TokenChannel]] = {}
         """A request may be read by several clients."""
         self._position = START
+        self._run_id = ""
         self._at_rest = asyncio.Lock()
         """Held while the position moves, or must not."""
         self._started = asyncio.Event()
@@ -234,8 +235,13 @@ class StepLogReader:
             self.fail_all("redis_unreachable", "the message log has been unreachable for too long")
 
     async def _open(self) -> None:
-        """Find the tail at first; later make sure that the log still reaches our position."""
+        """Find the tail at first; later make sure that the log is the one that we read and still reaches our position.
+
+        A Redis that was started anew may have lost its last second, and have grown past our position since.
+        """
         tail = await last_id_async(self._client, self._keys.steps)
+        server: Any = await self._client.info("server")
+        is_other, self._run_id = server["run_id"] != self._run_id, server["run_id"]
         if not self._started.is_set():
             self._position = tail
             self._started.set()
@@ -243,6 +249,9 @@ class StepLogReader:
         elif entry_order(tail) < entry_order(self._position):
             logger.error("step log: its tail %s is behind position %s: data was lost", tail, self._position)
             self._position = tail
+            self._rebuild_due = True
+        elif is_other:
+            logger.warning("step log: Redis was started anew")
             self._rebuild_due = True
 
     async def _turn(self) -> None:

@@ -223,6 +223,47 @@ def test_a_flushed_redis_ends_streams_and_serves_again(open_scene: OpenScene, re
         assert scene.text_of("x") == "again"
 
 
+@pytest.mark.parametrize("same", [True, False], ids=["as before", "otherwise"])
+def test_what_redis_lost_is_never_told_twice_or_otherwise(
+    open_scene: OpenScene, redis_client: redis.Redis, same: bool
+) -> None:
+    """AOF everysec: Redis was started anew without its last steps, which the client has. The worker computes them
+    again: if they are the same the stream goes on, else it ends with one clear error."""
+    scene = open_scene()
+    pool, reader = scene.pool, scene.gateway.state.engine.reader
+    text = "0123456789"
+    scene.scripts["go"] = answer(text, hold_after=6)
+    streams = Streams(scene, ["go"]) if same else BrokenStream(scene, "go")
+    scene.gateway.wait_for(lambda: committed(scene) == 6)
+    pool.pause()
+    time.sleep(0.1)
+    pool.roll_back(3, answer(text if same else "0123xxxxxx"))
+    reader._run_id = "that of the Redis before"
+    redis_client.client_kill_filter(_type="normal", skipme=True)
+    pool.resume()
+    if isinstance(streams, BrokenStream):
+        assert streams.error_code() == "log_rolled_back"
+    else:
+        assert streams.texts() == {"go": text}
+    assert reader.counters.rebuilds >= 1
+
+
+def test_another_redis_is_recognised_though_its_log_is_longer(scene: Scene, redis_client: redis.Redis) -> None:
+    """What was lost may lie before entries that are newer than this reader's position."""
+    reader = scene.gateway.state.engine.reader
+    scene.scripts["go"] = answer("0123456789", hold_after=6)
+    streams = Streams(scene, ["go"])
+    scene.gateway.wait_for(lambda: committed(scene) == 6)
+    reader._run_id = "that of the Redis before"
+    scene.pool.pause()
+    time.sleep(0.1)
+    redis_client.client_kill_filter(_type="normal", skipme=True)
+    scene.gateway.wait_for(lambda: reader.counters.rebuilds == 1)
+    scene.pool.resume()
+    scene.pool.release()
+    assert streams.texts() == {"go": "0123456789"}
+
+
 def test_one_read_of_the_log_serves_all_streams(scene: Scene, redis_client: redis.Redis) -> None:
     texts = {f"<{i}>": "y" * 50 for i in range(16)}
     for prompt, text in texts.items():

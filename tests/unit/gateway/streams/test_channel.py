@@ -55,3 +55,23 @@ def test_holds_no_more_than_its_capacity() -> None:
 def test_an_unknown_reason_is_an_error() -> None:
     ending = Ending.from_event(RequestEvent("r", EventKind.FINISHED, 0, "novel"))
     assert ending.reason is FinishReason.ERROR and ending.code == "generation_failed"
+
+
+def test_a_token_that_was_told_never_changes() -> None:
+    """After Redis lost its last second the same tokens are computed again; if they are others, the stream must end."""
+    channel, _ = make()
+    channel.offer(0, [1, 2, 3])
+    channel.offer(0, [1, 2])
+    channel.offer(2, [3, 4])
+    assert channel.take() == (array("i", [1, 2, 3, 4]), None)
+    channel.offer(1, [2, 9, 4, 5])
+    tokens, ending = channel.take()
+    assert not tokens and ending is not None and ending.code == "log_rolled_back"
+
+
+def test_no_more_than_the_capacity_is_taken() -> None:
+    channel, _ = make(capacity=3)
+    channel.offer(0, [1, 2])
+    channel.offer(1, [2, 3, 4, 5])
+    channel.offer(3, [6])
+    assert list(channel.take()[0]) == [1, 2, 3]
