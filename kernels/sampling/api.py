@@ -7,9 +7,9 @@ from the caller (race.py): the same on every device.
 
 import torch
 
-from kernels.checks import require
+from kernels.checks import library_for, require
 from kernels.launch import runs_triton
-from kernels.sampling import reference
+from kernels.sampling import native, reference
 from kernels.sampling.race import FAN_OUT, num_levels
 
 __all__ = ["FAN_OUT", "num_levels", "sample"]
@@ -52,4 +52,7 @@ def sample(
         from kernels.sampling import triton
 
         return triton.sample(logits, temperature, top_k, top_p, min_p, times)
+    library = library_for(logits)
+    if library is not None:
+        return native.sample(library, logits, temperature, top_k, top_p, min_p, times)
     return reference.sample(logits, temperature, top_k, top_p, min_p, times)

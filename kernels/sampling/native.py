@@ -17,7 +17,8 @@ def sample(
     """See api.sample; all in main memory, rows of `logits` contiguous."""
     out = torch.empty(len(logits), dtype=torch.int64)
     run = library.function("pw_sample", Pointer, Int, Int, Int, *[Pointer] * 5, Int, Pointer)
-    columns = (temperature.contiguous(), top_k.contiguous(), top_p.contiguous(), min_p.contiguous(), times.contiguous())
-    pointers = (column.data_ptr() for column in columns)
+    columns = (temperature.float(), top_k.long(), top_p.float(), min_p.float(), times.double())
+    held = [column.contiguous() for column in columns]
+    pointers = (column.data_ptr() for column in held)
     run(logits.data_ptr(), logits.stride(0), *logits.shape, *pointers, times.shape[1], out.data_ptr())
     return out

@@ -1,13 +1,14 @@
-"""Sampling by the C++ kernel against its definition: sorted, in float64."""
+"""Sampling by the C++ kernel, and by torch, against its definition: sorted, in float64."""
 
 import numpy as np
 import pytest
 import torch
 
 from kernels.native.library import Library
+from kernels.sampling import reference
 from kernels.sampling.native import sample
+from kernels.sampling.race import FAN_OUT, num_levels
 
-FAN_OUT = 64
 FILTERS = [
     (0, 1.0, 0.0),
     (1, 1.0, 0.0),
@@ -21,13 +22,6 @@ FILTERS = [
     (2000, 0.99, 0.0),
 ]
 """top_k, top_p, min_p."""
-
-
-def num_levels(vocab_size: int) -> int:
-    levels = 1
-    while FAN_OUT**levels < vocab_size:
-        levels += 1
-    return levels
 
 
 def kept(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
@@ -80,6 +74,8 @@ def test_tokens_are_those_of_the_definition(
     for row in range(num_rows):
         weights = kept(logits[row].double().numpy(), float(temperature[row]), *filters)
         assert actual[row] == winner(weights, times[row].numpy()), f"row {row}"
+    if vocab_size < 5000:
+        assert torch.equal(reference.sample(logits, temperature, *columns, times), actual)
 
 
 def test_rows_of_different_filters_and_a_stride(native: Library) -> None:
