@@ -26,7 +26,7 @@ from services.gateway.streams.custody import Attachment
 from services.gateway.streams.generation import Generation
 from services.gateway.streams.intake import Claim
 from services.gateway.tracing import traceparent
-from shared.errors import InvalidRequest
+from shared.errors import IdempotencyConflict, InvalidRequest, NoSuchResponse
 from shared.limits import Limits
 from shared.messages import ResponseHead, Submission
 from shared.scripts.quotas import Quota
@@ -99,7 +99,10 @@ async def _serve(request: Request, kind: type[Body], prefix: str) -> GenerationR
     async def reopen(response_id: str) -> Answer:
         # A body that does not stream is told as a whole, whatever the client has.
         rest = wish if body.stream else replace(wish, last_event_id=None)
-        return await open_response(gateway, response_id, tenant, rest, started_at)
+        try:
+            return await open_response(gateway, response_id, tenant, rest, started_at)
+        except NoSuchResponse:
+            raise IdempotencyConflict("the answer under this idempotency key has expired; use another key") from None
 
     settings = gateway.settings
     if not body.stream:

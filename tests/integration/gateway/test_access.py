@@ -14,11 +14,13 @@ from starlette.routing import Route
 
 from services.gateway.http.authentication import PUBLIC
 from services.gateway.text.tokenizer import TextTokenizer
+from shared.keys import Keys
 from tests.fakes.byte_model import answer, spell
 from tests.fakes.gateway_server import RunningGateway
-from tests.fakes.scripted_pool import Script
+from tests.fakes.scripted_pool import Script, ScriptedPool
 from tests.fakes.sse_reader import parse_sse
 from tests.integration.gateway.conftest import OpenScene, Scene
+from tests.integration.gateway.test_process import gateway_process, wait_ready
 
 ALICE, BOB = "pw-key-of-alice", "pw-key-of-bob"
 OpenGuarded = Callable[..., Scene]
@@ -192,3 +194,24 @@ def test_no_key_is_told_to_anybody(guarded: OpenGuarded, caplog: pytest.LogCaptu
     texts += [caplog.text, repr(scene.gateway.settings), repr(keys)]
     for text in texts:
         assert ALICE not in text and "0x7f" not in text
+
+
+def test_no_check_is_an_assert(byte_model: Path, redis_url: str, keys: Keys) -> None:
+    """Case 134 (CVE-2026-41523): `python -O` removes asserts."""
+    with (
+        ScriptedPool(redis_url, keys, lambda _: answer("text")),
+        gateway_process(byte_model, redis_url, flags=("-O",), api_key="open-sesame") as (_, url),
+        httpx.Client(base_url=url, trust_env=False, timeout=20) as http,
+    ):
+        wait_ready(url)
+        for method, path in (("GET", "/v1/models"), ("POST", "/v1/completions"), ("DELETE", "/v1/requests/x")):
+            assert http.request(method, path).status_code == 401
+        http.headers["Authorization"] = "Bearer open-sesame"
+        made = http.post("/v1/completions", json={"prompt": "go"})
+        assert made.status_code == 200 and made.json()["choices"][0]["text"] == "text"
+        stream = f"/v1/requests/{made.json()['id']}/stream"
+        assert http.get(stream, headers={"Last-Event-ID": "1,1"}).status_code == 400
+        assert http.get(stream).text.endswith("[DONE]\n\n")
+        for poison in ({"prompt": ""}, {"prompt": [-1]}, {"prompt": [10**9]}, {"prompt": "x", "n": 10**9}):
+            assert http.post("/v1/completions", json=poison).status_code == 400
+        assert http.post("/v1/completions", json={"prompt": "x"}, headers={"X-Resume-Window": "0"}).status_code == 400

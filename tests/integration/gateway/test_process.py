@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,13 +23,16 @@ ROOT = Path(__file__).parents[3]
 
 
 @contextmanager
-def gateway_process(model: Path, redis_url: str, **settings: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def gateway_process(
+    model: Path, redis_url: str, *, flags: Sequence[str] = (), **settings: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A gateway and its address; `flags` are Python's."""
     port = settings.setdefault("port", str(free_port()))
     environment = {f"PAGEWIRE_{name.upper()}": value for name, value in settings.items()}
     environment |= {"PAGEWIRE_MODEL": str(model), "PAGEWIRE_REDIS_URL": redis_url}
     environment |= {"PAGEWIRE_POOL": "test", "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "services.gateway"], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+        [sys.executable, *flags, "-m", "services.gateway"], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
     )
     try:
         yield process, f"http://127.0.0.1:{port}"

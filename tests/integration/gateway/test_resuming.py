@@ -403,6 +403,16 @@ def test_keys_and_bodies(open_scene: OpenScene) -> None:
     assert len(scene.pool.submissions) == 3
 
 
+def test_an_expired_answer_is_told_as_such(scene: Scene, keys: Keys) -> None:
+    """A key outlives the record that it stands for."""
+    headers = {"Idempotency-Key": "k"}
+    first = scene.gateway.http.post("/v1/completions", json={"prompt": "go"}, headers=headers).json()
+    scene.pool.client.delete(keys.request(first["id"]))
+    again = scene.gateway.http.post("/v1/completions", json={"prompt": "go"}, headers=headers)
+    assert again.status_code == 409 and "expired" in again.json()["error"]["message"]
+    assert scene.gateway.http.get(f"/v1/requests/{first['id']}/stream").status_code == 404
+
+
 def test_a_whole_answer_survives_its_connection(scene: Scene) -> None:
     """Not streamed: the connection is lost while it is computed, the repeated POST gets the one answer."""
     scene.scripts["go"] = answer(TEXT, hold_after=5)
