@@ -20,6 +20,7 @@ from shared.scripts.attachments import expire
 
 TURN_S = 0.5
 PUSHES_PER_WINDOW = 4
+LEAST_HELD_S = 5.0
 COMING_BACK_S = 3.0
 """After an outage of Redis other gateways find back to it within this time."""
 MOST_EXPIRED = 256
@@ -39,6 +40,11 @@ class Attachment:
     is_resumable: bool = False
     """Whether it goes on after its client left a living gateway."""
     pushed_at: float = 0.0
+
+    @property
+    def held_s(self) -> float:
+        """The window while the client is here: it must outlast a gateway that is busy for a moment."""
+        return max(self.window_s, LEAST_HELD_S)
 
 
 class Custody:
@@ -87,12 +93,12 @@ class Custody:
 
     async def _push(self, now_ms: int) -> None:
         now = time.monotonic()
-        due = [a for a in self._held if now - a.pushed_at > a.window_s / PUSHES_PER_WINDOW - TURN_S]
+        due = [a for a in self._held if now - a.pushed_at > a.held_s / PUSHES_PER_WINDOW - TURN_S]
         if not due:
             return
         ahead: dict[str, float] = {}
         for attachment in due:
-            until = now_ms + attachment.window_s * 1000
+            until = now_ms + attachment.held_s * 1000
             ahead[attachment.response_id] = max(until, ahead.get(attachment.response_id, 0))
         # Only those that are still there: one that ended must not come back.
         await self._client.zadd(self._keys.windows, ahead, xx=True, gt=True)

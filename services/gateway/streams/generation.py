@@ -135,7 +135,7 @@ class Generation:
         for sequence in self._sequences.values():
             self.engine.reader.track(sequence.channel)
         self._is_submitted = True  # from here on they may be queued, whatever we hear
-        window_s, log_id = self.attachment.window_s, next(iter(self._sequences.values())).channel.start_id
+        window_s, log_id = self.attachment.held_s, next(iter(self._sequences.values())).channel.start_id
         try:
             await self.engine.intake.submit(
                 self.submissions, self.head, window_s=window_s, log_id=log_id, claim=self.claim, quota=self.quota
@@ -148,7 +148,7 @@ class Generation:
         intake, attachment = self.engine.intake, self.attachment
         try:
             attachment.number = await adopt(
-                intake.client, intake.keys, attachment.response_id, window_s=attachment.window_s
+                intake.client, intake.keys, attachment.response_id, window_s=attachment.held_s
             )
             if not attachment.number:
                 raise NoSuchResponse(attachment.response_id)
