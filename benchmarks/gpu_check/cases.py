@@ -125,8 +125,8 @@ def _cache_write(code: torch.dtype | None) -> Check:
     query, key, value = fused[:, :num_heads], fused[:, num_heads:-num_kv_heads], fused[:, -num_kv_heads:]
     frequencies = 10000.0 ** -(torch.arange(head_dim // 2, device="cuda") / (head_dim // 2))
     positions = torch.arange(num_tokens, device="cuda")
-    angles = positions[:, None] * frequencies
-    rotation = cache_write.Rotation(torch.cat((angles.cos(), angles.sin()), -1), positions)
+    tables = rope_tables(positions, frequencies, torch.float32)
+    rotation = cache_write.Rotation(*tables)
     shape = (num_tokens // _BLOCK_SIZE, num_kv_heads, _BLOCK_SIZE, head_dim)
     k_cache, v_cache = (torch.zeros(shape, device="cuda").to(code or torch.bfloat16) for _ in range(2))
     factors = torch.zeros(2, *shape[:-1], dtype=torch.float16, device="cuda")
@@ -141,7 +141,6 @@ def _cache_write(code: torch.dtype | None) -> Check:
         flat = [kv.transpose(1, 2).reshape(num_tokens, num_kv_heads, head_dim)[slots.mapping] for kv in stored]
         return torch.cat((out, *flat), 1)
 
-    tables = rope_tables(positions, frequencies, torch.float32)
     expected = torch.cat((rope(query.float(), *tables), rope(key.float(), *tables), value.float()), 1)
     written = query.nbytes + 2 * k_cache.nbytes
     return Check(

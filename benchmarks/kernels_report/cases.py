@@ -7,6 +7,7 @@ import torch
 
 from kernels.block_copy import triton as block_copy
 from kernels.cache_write import triton as cache_write
+from kernels.cache_write.api import HeadNorms
 from kernels.gated import triton as gated
 from kernels.launch import Launch
 from kernels.paged_attention import triton as attention
@@ -81,11 +82,11 @@ def _cache_write(head_dim: int, dtype: torch.dtype, code: torch.dtype | None, *,
     qkv = _empty(_CHUNK, 6 * _KV_HEADS, head_dim, dtype=dtype)
     query, key, value = qkv[:, : 4 * _KV_HEADS], qkv[:, -2 * _KV_HEADS : -_KV_HEADS], qkv[:, -_KV_HEADS:]
     cache, scales = _cache(head_dim, dtype, code)
-    ids, table = _empty(_CHUNK, dtype=torch.int64), _empty(8192, head_dim, dtype=torch.float32)
+    ids, table = _empty(_CHUNK, dtype=torch.int64), _empty(_CHUNK, head_dim, dtype=dtype)
     weight = _empty(head_dim, dtype=torch.float32)
     slots = cache_write.Slots(cache, cache, scales, scales, ids)
-    norms = cache_write.HeadNorms(weight, weight, 1e-6) if normed else None
-    return cache_write.launch(query, query, key, value, slots, cache_write.Rotation(table, ids), norms)
+    norms = HeadNorms(weight, weight, 1e-6) if normed else None
+    return cache_write.launch(query, query, key, value, slots, cache_write.Rotation(table, table), norms)
 
 
 def _cache(head_dim: int, dtype: torch.dtype, code: torch.dtype | None) -> tuple[torch.Tensor, torch.Tensor | None]:

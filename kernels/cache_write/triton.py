@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.cache_write.api import HeadNorms
 from kernels.kv_codec.reference import LARGEST
 from kernels.launch import Launch, next_power_of_2, whole_heads
 
@@ -19,7 +20,8 @@ _TILE = 1024
 @triton.jit
 def _turned(
     x,  # [num_heads, HEAD_DIM] of one token
-    angles,  # [ROTARY] of its position: cosines of ROTARY / 2 angles, then their sines
+    cos,  # [ROTARY] of the token
+    sin,  # [ROTARY], negated in its first half
     norm,  # [HEAD_DIM] or None: weight of an RMSNorm of each head
     eps,
     heads,
@@ -36,16 +38,15 @@ def _turned(
         factor = tl.rsqrt(tl.sum(values * values, 1) / HEAD_DIM + eps)
         values *= factor[:, None] * tl.load(norm + dims, mask=dims < HEAD_DIM, other=0.0).to(tl.float32)[None, :]
     if ROTARY > 0:
-        half: tl.constexpr = ROTARY // 2
         turning = dims < ROTARY
-        partner = tl.where(dims < half, dims + half, dims - half)
+        partner = tl.where(dims < ROTARY // 2, dims + ROTARY // 2, dims - ROTARY // 2)
         others = tl.load(x + at + partner[None, :], mask=inside & turning[None, :], other=0.0).to(tl.float32)
         if norm is not None:
             weight = tl.load(norm + partner, mask=turning, other=0.0).to(tl.float32)
             others *= factor[:, None] * weight[None, :]
-        cos = tl.load(angles + dims % half, mask=turning, other=1.0)
-        sin = tl.load(angles + half + dims % half, mask=turning, other=0.0)
-        values = values * cos[None, :] + others * tl.where(dims < half, -sin, sin)[None, :]
+        c = tl.load(cos + dims, mask=turning, other=1.0).to(tl.float32)
+        s = tl.load(sin + dims, mask=turning, other=0.0).to(tl.float32)
+        values = values * c[None, :] + others * s[None, :]
     return values
 
 
@@ -113,8 +114,8 @@ def cache_write_kernel(
     key,  # [num_tokens, NUM_KV_HEADS, HEAD_DIM], tokens stride_key apart
     value,
     slot_mapping,  # [num_tokens] int64; a negative slot is not written
-    table,  # [num_positions, ROTARY] float32: cosines of ROTARY / 2 angles, then their sines; or None
-    positions,  # [num_tokens] int64: rows of the table; or None
+    cos,  # [num_tokens, ROTARY] or None
+    sin,
     query_norm,  # [HEAD_DIM] or None
     key_norm,
     eps,
@@ -138,13 +139,13 @@ def cache_write_kernel(
     token = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     lanes, dims = tl.arange(0, BLOCK_H), tl.arange(0, DIM)
-    angles = table
     if ROTARY > 0:
-        angles += tl.load(positions + token) * ROTARY
+        cos += token * ROTARY
+        sin += token * ROTARY
     if tile < query_tiles:
         heads = tile * BLOCK_H + lanes
         inside = (heads < NUM_HEADS)[:, None] & (dims < HEAD_DIM)[None, :]
-        turned = _turned(query + token * stride_query, angles, query_norm, eps, heads, inside, HEAD_DIM, ROTARY, DIM)
+        turned = _turned(query + token * stride_query, cos, sin, query_norm, eps, heads, inside, HEAD_DIM, ROTARY, DIM)
         at = (token * NUM_HEADS + heads) * HEAD_DIM
         tl.store(query_out + at[:, None] + dims[None, :], turned.to(query_out.dtype.element_ty), mask=inside)
     else:
@@ -154,7 +155,7 @@ def cache_write_kernel(
         count = tl.where(slot >= 0, NUM_KV_HEADS, 0)
         inside = (heads < count)[:, None] & (dims < HEAD_DIM)[None, :]
         if is_key:
-            turned = _turned(key + token * stride_key, angles, key_norm, eps, heads, inside, HEAD_DIM, ROTARY, DIM)
+            turned = _turned(key + token * stride_key, cos, sin, key_norm, eps, heads, inside, HEAD_DIM, ROTARY, DIM)
             _store(
                 k_cache,
                 k_scales,
@@ -170,7 +171,7 @@ def cache_write_kernel(
                 LARGEST,
             )
         else:
-            plain = _turned(value + token * stride_value, None, None, eps, heads, inside, HEAD_DIM, 0, DIM)
+            plain = _turned(value + token * stride_value, None, None, None, eps, heads, inside, HEAD_DIM, 0, DIM)
             _store(
                 v_cache,
                 v_scales,
@@ -189,22 +190,11 @@ def cache_write_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Rotary embedding of the first `table.shape[1]` dimensions of a head."""
+    """Rotary embedding of the first dimensions of a head, as many as the tables are wide (kernels/rope/api.py)."""
 
-    table: torch.Tensor
-    """[num_positions, dims] float32: cosines of dims / 2 angles, then their sines."""
-    positions: torch.Tensor
-    """[num_tokens] int64: rows of the table."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNorms:
-    """RMSNorm of each head before it turns."""
-
-    query: torch.Tensor
-    """[head_dim]."""
-    key: torch.Tensor
-    eps: float
+    cos: torch.Tensor
+    """[num_tokens, rotary_dim], contiguous."""
+    sin: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +254,8 @@ def launch(
         "key": key,
         "value": value,
         "slot_mapping": slots.mapping,
-        "table": None if rotation is None else rotation.table,
-        "positions": None if rotation is None else rotation.positions,
+        "cos": None if rotation is None else rotation.cos,
+        "sin": None if rotation is None else rotation.sin,
         "query_norm": None if norms is None else norms.query,
         "key_norm": None if norms is None else norms.key,
         "eps": 0.0 if norms is None else norms.eps,
@@ -279,7 +269,7 @@ def launch(
         "NUM_HEADS": num_heads,
         "NUM_KV_HEADS": num_kv_heads,
         "HEAD_DIM": head_dim,
-        "ROTARY": 0 if rotation is None else rotation.table.shape[1],
+        "ROTARY": 0 if rotation is None else rotation.cos.shape[1],
         "BLOCK_SIZE": block_size,
         "DIM": dim,
         "BLOCK_H": block_h,

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from kernels.cache_write.api import cache_write
+from kernels.cache_write.api import HeadNorms, cache_write, rope_cache_write
 from kernels.gelu_mul.api import gelu_mul
 from kernels.rms_norm.api import rms_norm
 from kernels.rope.api import rope, rope_tables
@@ -107,3 +107,27 @@ def test_cache_write_takes_slices_of_a_fused_projection() -> None:
 def test_wrong_shapes_and_dtypes_are_refused(call) -> None:
     with pytest.raises(ValueError, match=r"rms_norm|silu_mul|gelu_mul|rope|cache_write"):
         call()
+
+
+@pytest.mark.parametrize("with_norms", [False, True])
+def test_rope_cache_write_is_norm_rotation_and_write_in_turn(with_norms: bool) -> None:
+    heads, weights = random(5, 7, 12), (random(12, seed=1), random(12, seed=2))
+    tables = rope_tables(torch.tensor([0, 1, 63, 100, 8191]), 10000.0 ** -(torch.arange(4) / 4), torch.float32)
+    k_cache, v_cache = torch.zeros(2, 2, 4, 12), torch.zeros(2, 2, 4, 12)
+    norms = HeadNorms(*weights, 1e-6) if with_norms else None
+    query = rope_cache_write(heads, *tables, k_cache, v_cache, torch.arange(1, 6), norms=norms)
+    parts = [heads[:, :3], heads[:, 3:5]]
+    if with_norms:
+        parts = [
+            rms_norm(part.reshape(-1, 12), weight, 1e-6).view(part.shape)
+            for part, weight in zip(parts, weights, strict=True)
+        ]
+    assert query.equal(rope(parts[0], *tables))
+    assert k_cache.transpose(1, 2).reshape(8, 2, 12)[1:6].equal(rope(parts[1], *tables))
+    assert v_cache.transpose(1, 2).reshape(8, 2, 12)[1:6].equal(heads[:, 5:])
+
+
+def test_rope_cache_write_refuses_tables_of_other_tokens() -> None:
+    cache = torch.zeros(2, 2, 4, 12)
+    with pytest.raises(ValueError, match="rope_cache_write"):
+        rope_cache_write(random(5, 7, 12), random(4, 12), random(4, 12), cache, cache, torch.arange(5))

@@ -6,6 +6,7 @@ import torch
 
 from kernels.block_copy import triton as block_copy
 from kernels.cache_write import triton as cache_write
+from kernels.cache_write.api import HeadNorms
 from kernels.gated import triton as gated
 from kernels.gelu_mul import reference as gelu_mul_reference
 from kernels.kv_codec import reference as codec
@@ -74,17 +75,13 @@ def test_block_copy(dtype: torch.dtype, size: int) -> None:
 
 def rotation(head_dim: int, num_tokens: int) -> cache_write.Rotation:
     frequencies = 10000.0 ** -(torch.arange(head_dim // 2) / (head_dim // 2))
-    angles = torch.arange(300.0)[:, None] * frequencies
     positions = torch.tensor([0, 1, 63, 100, 111, 299])[:num_tokens]
-    return cache_write.Rotation(torch.cat((angles.cos(), angles.sin()), -1), positions)
+    return cache_write.Rotation(*rope_tables(positions, frequencies, torch.float32))
 
 
 def turned(x: torch.Tensor, by: cache_write.Rotation) -> torch.Tensor:
     """In float32, by the reference."""
-    width = by.table.shape[1]
-    frequencies = 10000.0 ** -(torch.arange(width // 2) / (width // 2))
-    cos, sin = rope_tables(by.positions, frequencies, torch.float32)
-    return torch.cat((rope(x[..., :width].float(), cos, sin), x[..., width:].float()), -1)
+    return rope(x.float(), by.cos, by.sin)
 
 
 SLOTS = torch.tensor([47, 0, -1, 13, 8, 24])
@@ -130,7 +127,7 @@ def test_cache_write_without_queries_and_rotation() -> None:
 
 def test_cache_write_with_head_norms() -> None:
     query, key, value = random(6, 5, 24), random(6, 2, 24, seed=1), random(6, 2, 24, seed=2)
-    norms = cache_write.HeadNorms(random(24, seed=3), random(24, seed=4), 1e-6)
+    norms = HeadNorms(random(24, seed=3), random(24, seed=4), 1e-6)
     memory = layers(2, 24, torch.float32)
     slots = cache_write.Slots(memory[:, 1, 0], memory[:, 1, 1], None, None, SLOTS)
     by = rotation(24, 6)

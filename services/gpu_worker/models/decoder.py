@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 import torch
 
-from kernels.cache_write.api import cache_write
+from kernels.cache_write.api import HeadNorms, rope_cache_write
 from kernels.linear.api import pack_linear
 from kernels.paged_attention.api import implementation, paged_attention
 from kernels.paged_attention.native import NativeBatch
 from kernels.rms_norm.api import rms_norm
-from kernels.rope.api import rope, rope_tables
+from kernels.rope.api import rope_tables
 from services.gpu_worker.cache.kv_cache import KVCache
 from services.gpu_worker.models.config import DecoderConfig, RopeConfig
 from services.gpu_worker.models.layers import Layer, read_layer, read_norm
@@ -127,9 +127,8 @@ class DecoderModel:
         """Fused projection [num_tokens, (heads + 2 * kv_heads) * head_dim] -> [num_tokens, heads * head_dim]."""
         config = self.config
         heads = qkv.view(len(qkv), -1, config.head_dim)
-        rotated = rope(self._normed_heads(layer, heads), *tables[layer.config.rope])
-        query, key = rotated.split((config.num_heads, config.num_kv_heads), dim=1)
-        cache_write(key, heads[:, -config.num_kv_heads :], *kv, inputs.slot_mapping)
+        norms = self._head_norms(layer)
+        query = rope_cache_write(heads, *tables[layer.config.rope], *kv, inputs.slot_mapping, norms=norms)
         started = time.perf_counter()
         out = paged_attention(
             query,
@@ -142,17 +141,10 @@ class DecoderModel:
         self.attention_s += time.perf_counter() - started
         return out.view(len(qkv), -1)
 
-    def _normed_heads(self, layer: Layer, heads: torch.Tensor) -> torch.Tensor:
-        """The query and key heads, each normalised if the model does so."""
-        config = self.config
-        query, key, _ = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
+    def _head_norms(self, layer: Layer) -> HeadNorms | None:
         if layer.query_norm is None or layer.key_norm is None:
-            return heads[:, : config.num_heads + config.num_kv_heads]
-        normed = (
-            self._normed(part.reshape(-1, config.head_dim), weight).view(part.shape)
-            for part, weight in ((query, layer.query_norm), (key, layer.key_norm))
-        )
-        return torch.cat(list(normed), dim=1)
+            return None
+        return HeadNorms(layer.query_norm, layer.key_norm, self.config.rms_norm_eps)
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, weight, self.config.rms_norm_eps)
