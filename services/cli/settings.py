@@ -86,12 +86,18 @@ class Settings(BaseSettings):
     )
     cpu_cache_dtype: Literal["auto", "int8"] | None = option(
         None,
-        "What they are stored as: auto (exactly) or int8 (smaller; the one option that may change text).",
+        "What they are stored as: auto (exactly) or int8 (smaller; text may depend on what was swapped).",
         shown="auto",
         forward=True,
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = option(
         None, "float32, bfloat16, float16, or auto: as the hardware computes best.", shown="auto", forward=True
+    )
+    quantization: Literal["none", "int8"] | None = option(
+        None,
+        "Weights on a CPU: none, or int8 (half the memory to read, text changes).",
+        shown="none",
+        forward=True,
     )
     plan_ahead: int | None = option(None, "Plans in flight per worker: 1 or 2.", shown="2", forward=True, ge=1, le=2)
     admission_room: int | None = option(

@@ -37,6 +37,7 @@ class DecoderModel:
         dtype: torch.dtype,
         stored_dtype: torch.dtype,
         device: torch.device,
+        is_int8: bool = False,
         on_progress: Callable[[float], None] | None = None,
     ) -> None:
         self.config = config
@@ -52,10 +53,11 @@ class DecoderModel:
         self.embedding = weights.get(f"{prefix}embed_tokens.weight", vocabulary)
         self._norm = read_norm(config, weights, f"{prefix}norm", config.hidden_size)
         tied = config.tie_word_embeddings or "lm_head.weight" not in weights
-        self._head = pack_linear(self.embedding if tied else weights.get("lm_head.weight", vocabulary))
+        head = self.embedding if tied else weights.get("lm_head.weight", vocabulary)
+        self._head = pack_linear(head, is_int8=is_int8)
         self._layers: list[Layer] = []
         for index in range(config.num_layers):
-            self._layers.append(read_layer(config, weights, index, f"{prefix}layers.{index}."))
+            self._layers.append(read_layer(config, weights, index, f"{prefix}layers.{index}.", is_int8=is_int8))
             if on_progress is not None:
                 on_progress((index + 1) / config.num_layers)
 

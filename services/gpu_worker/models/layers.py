@@ -34,8 +34,8 @@ class Layer:
     """Of what the MLP adds to the residual."""
 
 
-def read_layer(config: DecoderConfig, weights: WeightReader, index: int, prefix: str) -> Layer:
-    """Weights of block `index`, whose names begin with `prefix`.
+def read_layer(config: DecoderConfig, weights: WeightReader, index: int, prefix: str, *, is_int8: bool) -> Layer:
+    """Weights of block `index`, whose names begin with `prefix`; projections are rounded to int8 if told so.
 
     Raises:
         ConfigError: a tensor is missing or has another shape.
@@ -44,6 +44,7 @@ def read_layer(config: DecoderConfig, weights: WeightReader, index: int, prefix:
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     hidden, intermediate = config.hidden_size, config.intermediate_size
     after_attention, before_mlp = _norm_names(config)
+    pack = partial(pack_linear, is_int8=is_int8)
     return Layer(
         config=config.layers[index],
         input_norm=read_norm(config, weights, prefix + "input_layernorm", hidden),
@@ -53,10 +54,11 @@ def read_layer(config: DecoderConfig, weights: WeightReader, index: int, prefix:
             [heads + 2 * kv_heads] if config.fused_names else [heads, kv_heads, kv_heads],
             hidden,
             config.qkv_bias,
+            pack,
         ),
         query_norm=read_norm(config, weights, attention + "q_norm", config.head_dim) if config.qk_norm else None,
         key_norm=read_norm(config, weights, attention + "k_norm", config.head_dim) if config.qk_norm else None,
-        out=_fused(weights, [attention + "o_proj"], [hidden], heads, config.out_bias),
+        out=_fused(weights, [attention + "o_proj"], [hidden], heads, config.out_bias, pack),
         post_attention_norm=read_norm(config, weights, prefix + after_attention, hidden) if after_attention else None,
         mlp_norm=read_norm(config, weights, prefix + before_mlp, hidden),
         gated=_fused(
@@ -65,9 +67,9 @@ def read_layer(config: DecoderConfig, weights: WeightReader, index: int, prefix:
             [2 * intermediate] if config.fused_names else [intermediate, intermediate],
             hidden,
             config.mlp_bias,
-            partial(pack_gated_linear, activation=config.activation),
+            partial(pack_gated_linear, activation=config.activation, is_int8=is_int8),
         ),
-        down=_fused(weights, [mlp + "down_proj"], [hidden], intermediate, config.mlp_bias),
+        down=_fused(weights, [mlp + "down_proj"], [hidden], intermediate, config.mlp_bias, pack),
         post_mlp_norm=(
             read_norm(config, weights, prefix + "post_feedforward_layernorm", hidden) if config.post_norms else None
         ),
@@ -94,7 +96,7 @@ def _fused(
     outputs: list[int],
     inputs: int,
     has_bias: bool,
-    pack: Callable[..., Linear] = pack_linear,
+    pack: Callable[..., Linear],
 ) -> Linear:
     """One projection whose outputs are those of `names`, side by side."""
     weight = weights.joined([f"{name}.weight" for name in names], [(size, inputs) for size in outputs])

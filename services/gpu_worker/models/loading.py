@@ -24,6 +24,7 @@ def load_model(
     *,
     dtype: str,
     device: str,
+    quantization: str = "none",
     on_progress: Callable[[float], None] | None = None,
 ) -> Model:
     """Load the model of a Transformers folder (config.json and safetensors).
@@ -32,13 +33,16 @@ def load_model(
         folder: a local folder.
         dtype: `auto` (as stored), `float32`, `bfloat16` or `float16`. See `compute_dtype` for what CPUs make of it.
         device: `cpu`, `cuda` or `cuda:<index>`.
+        quantization: of weights: `none` or, on a CPU, `int8`.
         on_progress: is told the share of the work that is done, 0 to 1.
 
     Raises:
-        ConfigError: an unknown architecture, unsupported variant, unknown dtype or device, missing or damaged weights.
+        ConfigError: an unknown architecture, unsupported variant, unknown dtype or device, missing or damaged weights,
+            or a model or device without int8 products.
     """
     raw, generation = _read_folder(folder)
     place = _device(device)
+    _check_quantization(quantization, raw, place)
     stored = stored_dtype(raw, dtype)
     computed = compute_dtype(stored, place)
     if not is_native(raw):
@@ -50,7 +54,26 @@ def load_model(
         )
     config = parse_config(raw, generation)
     with open_weights(folder, dtype=computed, rounded_to=stored, device=place) as weights, torch.inference_mode():
-        return DecoderModel(config, weights, dtype=computed, stored_dtype=stored, device=place, on_progress=on_progress)
+        return DecoderModel(
+            config,
+            weights,
+            dtype=computed,
+            stored_dtype=stored,
+            device=place,
+            is_int8=quantization == "int8",
+            on_progress=on_progress,
+        )
+
+
+def _check_quantization(quantization: str, raw: Raw, device: torch.device) -> None:
+    if quantization not in ("none", "int8"):
+        raise ConfigError(f"quantization {quantization!r}: use none or int8")
+    if quantization == "int8" and device.type != "cpu":
+        raise ConfigError("quantization int8 is for CPUs")
+    if quantization == "int8" and not is_native(raw):
+        raise ConfigError(
+            f"quantization int8: not for model type {raw.get('model_type')!r}, which Transformers computes"
+        )
 
 
 def _read_folder(folder: Path) -> tuple[Raw, Raw]:

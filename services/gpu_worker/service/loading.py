@@ -39,6 +39,7 @@ def load_worker(
         resolved.require_folder(),
         dtype=settings.dtype,
         device=device,
+        quantization=settings.quantization,
         on_progress=lambda share: report(_WEIGHTS_SHARE * share),
     )
     config = EngineConfig(

@@ -33,6 +33,13 @@ def load(kind: type, values: Mapping[str, str], monkeypatch: pytest.MonkeyPatch)
         return kind()
 
 
+def test_workers_are_told_to_quantize(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for flags, expected in (({"quantization": "int8"}, "int8"), ({}, "none")):
+        base = environment(load_settings(flags), model)
+        told = load(WorkerSettings, composition.worker_spec(base, 0, 1).environment, monkeypatch)
+        assert told.quantization == expected
+
+
 def test_scheduler_and_worker_agree(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = {"block_size": 32, "max_num_seqs": 7, "max_num_batched_tokens": 96, "plan_ahead": 1, "log_level": "debug"}
     base = environment(load_settings(flags), model)
