@@ -21,6 +21,10 @@ COPY infra/docker/requirements.py infra/docker/
 RUN python infra/docker/requirements.py $EXTRAS > /tmp/requirements.txt \
  && pip install -qq --no-cache-dir --disable-pip-version-check -c constraints.txt -r /tmp/requirements.txt
 
+# On a GPU Triton builds a small launcher for the driver with the machine's C compiler.
+RUN case " $EXTRAS " in *" gpu "*) apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev \
+      && rm -rf /var/lib/apt/lists/* ;; esac
+
 COPY infra/docker/lease_check.py infra/docker/
 COPY shared shared
 COPY kernels kernels

@@ -116,7 +116,7 @@ def _constants(query: torch.Tensor, layer: Layer, block_m: int) -> dict[str, obj
     return {
         "GROUP": query.shape[1] // num_kv_heads,
         "BLOCK_M": block_m,
-        "BLOCK_N": tile_of_tokens(head_dim, query.dtype),
+        "BLOCK_N": tile_of_tokens(head_dim, query.dtype, has_codes=layer.k_scales is not None),
         "SPLIT": SPLIT,
         "BLOCK_SIZE": block_size,
         "HEAD_DIM": head_dim,
@@ -128,9 +128,11 @@ def _constants(query: torch.Tensor, layer: Layer, block_m: int) -> dict[str, obj
     }
 
 
-def tile_of_tokens(head_dim: int, dtype: torch.dtype) -> int:
-    """BLOCK_N, one for decode and prefill: keys and values of a tile take at most 32 KiB each."""
-    return max(16, min(64, 8192 // next_power_of_2(head_dim) * 2 // dtype.itemsize))
+def tile_of_tokens(head_dim: int, dtype: torch.dtype, *, has_codes: bool) -> int:
+    """BLOCK_N, one for decode and prefill: keys and values of a tile take at most 16 KiB each, 8 KiB if they come from
+    codes, which pass through registers on their way to the product."""
+    num_bytes = 8192 if has_codes else 16384
+    return max(16, min(64, num_bytes // next_power_of_2(head_dim) // dtype.itemsize))
 
 
 def compute_dtype(dtype: torch.dtype) -> tl.dtype:
