@@ -32,16 +32,17 @@ async def describe(
     client: redis.asyncio.Redis, keys: Keys, head: ResponseHead, records: Sequence[RequestRecord], now: float
 ) -> Json:
     """One response, live or ended."""
-    finals = [record.final for record in records]
-    if all(final is not None for final in finals):
-        ended = [final for final in finals if final is not None]
+    ended = [record.final for record in records if record.final is not None]
+    if len(ended) == len(records):
         return _head(head, now) | {
             "state": "finished",
             "finish_reasons": [str(final.reason) for final in ended],
             "output_tokens": sum(final.num_output_tokens for final in ended),
             "blocks": 0,
         }
-    return _live(head, await _read_overviews(client, keys), now)
+    live = _live(head, await _read_overviews(client, keys), now)
+    live["output_tokens"] += sum(final.num_output_tokens for final in ended)
+    return live
 
 
 async def cancel(client: redis.asyncio.Redis, keys: Keys, head: ResponseHead) -> None:
