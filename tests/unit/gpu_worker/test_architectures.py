@@ -11,7 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
 
 from kernels.kv_layout.api import KVLayout
-from services.gpu_worker.cache.kv_cache import KVCache
+from kernels.native.library import built_levels
+from services.gpu_worker.cache.kv_cache import KVCache, cache_dtype
 from services.gpu_worker.engine import Engine, EngineConfig
 from services.gpu_worker.models.decoder import DecoderModel
 from services.gpu_worker.models.fallback import TransformersModel
@@ -112,6 +113,30 @@ def test_native_architectures(name: str, tmp_path: Path) -> None:
     model = load_model(tmp_path, dtype="float32", device="cpu")
     assert isinstance(model, DecoderModel)
     check_logits(model, peer)
+
+
+@pytest.mark.skipif(not built_levels(), reason="the contract is the C++ kernels'")
+@pytest.mark.parametrize("name", ["mistral", "qwen3", "phi3", "gemma2", "gemma3"])
+def test_bfloat16_text_does_not_depend_on_how_work_is_cut(name: str, tmp_path: Path) -> None:
+    """Windows, soft caps and norms of heads keep the numerics contract: the same bits in any batch and chunk."""
+    write_tiny(tmp_path, NATIVE[name])
+    model = load_model(tmp_path, dtype="bfloat16", device="cpu")
+    dtype = cache_dtype(model.stored_dtype, model.dtype, model.config, 8, model.device)
+    assert dtype == torch.bfloat16
+    params = SamplingParams(max_tokens=12, seed=0, temperature=0.0, ignore_eos=True)
+
+    def texts(sizes: list[int], chunk_size: int) -> list[list[int]]:
+        driver = EngineDriver(
+            Engine(model, KVCache.allocate(model.config, 60, 8, dtype, model.device), EngineConfig(4, 256))
+        )
+        requests = [driver.add(str(size), prompt_of(size), params) for size in sizes]
+        driver.run(chunk_size=chunk_size)
+        return [request.output for request in requests]
+
+    sizes = [5, 24, 63, 100]
+    alone = [texts([size], 256)[0] for size in sizes]
+    assert texts(sizes, 256) == texts(sizes, 7) == alone
+    assert len({tuple(text) for text in alone}) == len(sizes), "prompts must lead to different texts"
 
 
 def test_the_text_part_of_a_model_that_sees(tmp_path: Path) -> None:
