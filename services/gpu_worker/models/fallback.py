@@ -106,7 +106,7 @@ def attend(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    paged_step: PagedStep | trial.Survey,
+    paged_step: PagedStep | trial.Survey | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -125,6 +125,8 @@ def attend(
     Raises:
         ConfigError: an argument asks for what the paged kernels do not compute.
     """
+    if paged_step is None:
+        raise ConfigError("its layers do not hand arguments of a step on to their attention")
     unknown = sorted(name for name, value in others.items() if name not in _HARMLESS and _means_something(value))
     require(not unknown, f"its attention asks for {', '.join(unknown)}, which is not supported")
     require(attention_mask is None, "its attention brings a mask of its own, which is not supported")

@@ -187,6 +187,7 @@ def test_windows_matter_in_these_tests(table: dict[str, Tiny], name: str, tmp_pa
     [
         ("bloom", {"hidden_size": 32, "n_head": 2, "n_layer": 2}, "0 of num_hidden_layers 2 attend"),
         ("mamba", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, "cannot"),
+        ("stablelm", SMALL, "do not hand arguments"),
         ("gpt_oss", {**SMALL, "num_local_experts": 2, "num_experts_per_tok": 1}, "s_aux"),
         ("falcon_h1", {**SMALL, "mamba_d_ssm": 32, "mamba_n_heads": 2, "mamba_d_head": 16}, "layer_types hybrid"),
         ("llama4_text", {**SMALL, "num_local_experts": 2, "intermediate_size_mlp": 32}, "chunked_attention"),
