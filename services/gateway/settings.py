@@ -53,6 +53,8 @@ class Settings(BaseSettings):
     """Threads that parse, render and tokenize."""
     ping_interval_s: float = Field(10.0, gt=0)
     """A waiting stream sends a comment this often, so that proxies keep it open."""
+    stream_interval_s: float = Field(0.025, ge=0)
+    """While steps come faster than this gateway reads them, a stream is written at most this often."""
     write_timeout_s: float = Field(60.0, gt=0)
     """A client that takes nothing for so long has left."""
     admission_grace_s: float = Field(10.0, ge=0)

@@ -78,6 +78,7 @@ async def stream(request: Request, request_id: str) -> Response:
         reopen,
         write_timeout_s=settings.write_timeout_s,
         ping_interval_s=settings.ping_interval_s,
+        stream_interval_s=settings.stream_interval_s,
     )
 
 

@@ -159,9 +159,12 @@ class StreamResponse(GenerationResponse):
         *,
         write_timeout_s: float,
         ping_interval_s: float,
+        stream_interval_s: float,
     ) -> None:
         super().__init__(answer, span, request_id, reopen, write_timeout_s=write_timeout_s)
         self._ping_interval_s = ping_interval_s
+        self._stream_interval_s = stream_interval_s
+        self._frames: dict[int, sse.TextFrame] = {}
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with AsyncExitStack() as stack:
@@ -190,6 +193,8 @@ class StreamResponse(GenerationResponse):
             if events:
                 last_sent = time.monotonic()
                 await _write(send, events)
+                if generation.is_behind:  # the tokens of several steps in one event cost no more than those of one
+                    await asyncio.sleep(last_sent + self._stream_interval_s - time.monotonic())
 
     def _is_news(self, progress: Progress) -> bool:
         return not self._received.ended[progress.choice] and bool(progress.text or progress.finish_reason)
@@ -201,14 +206,23 @@ class StreamResponse(GenerationResponse):
     def _event(self, progress: Progress) -> bytes:
         self._received.counts[progress.choice] = progress.num_tokens
         self._received.ended[progress.choice] = progress.finish_reason is not None
-        return self._encode(self._shape.chunk(progress))
+        if progress.finish_reason is not None or self._options.continuous_usage:
+            return self._encode(self._shape.chunk(progress))
+        frame = self._frames.get(progress.choice)
+        if frame is None:
+            model = Progress(progress.choice, sse.MARK, 0)
+            frame = self._frames[progress.choice] = sse.TextFrame(self._complete(self._shape.chunk(model)))
+        return frame.event(progress.text, self._received.event_id)
 
     def _encode(self, chunk: dict[str, Any]) -> bytes:
+        return sse.event(self._complete(chunk), self._received.event_id)
+
+    def _complete(self, chunk: dict[str, Any]) -> dict[str, Any]:
         if self._options.continuous_usage:
             chunk["usage"] = self._usage()
         elif self._options.include_usage:
             chunk["usage"] = None
-        return sse.event(chunk, self._received.event_id)
+        return chunk
 
     def _usage(self) -> dict[str, Any]:
         generation = self._generation

@@ -114,6 +114,7 @@ async def _serve(request: Request, kind: type[Body], prefix: str) -> GenerationR
         reopen,
         write_timeout_s=settings.write_timeout_s,
         ping_interval_s=settings.ping_interval_s,
+        stream_interval_s=settings.stream_interval_s,
     )
 
 

@@ -198,6 +198,11 @@ class Generation:
     def is_done(self) -> bool:
         return self._failure is None and not self._complete and all(s.is_done for s in self._sequences.values())
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether steps come faster than they are handled."""
+        return self.engine.reader.is_behind
+
     async def next(self, timeout_s: float | None = None) -> list[Progress]:
         """Wait for news; all that accumulated, at most one progress per choice. Empty after `timeout_s` without any.
 

@@ -23,7 +23,7 @@ from services.gateway.streams.catch_up import CatchUp, read_records, restore
 from services.gateway.streams.channel import Ending, TokenChannel
 from shared.errors import ProtocolError
 from shared.keys import Keys
-from shared.messages import Decoder, EndReason, EventKind, FinishReason, LogMessage, RequestEvent
+from shared.messages import Decoder, EndReason, EventKind, FinishReason, LogMessage, RequestEvent, StepResult
 from shared.redis_client import RedisFailure, connect_async, connect_async_blocking
 from shared.step_log import StepLogFollower, Update
 from shared.streams import START, Entry, entry_order, last_id_async, read_async
@@ -96,6 +96,10 @@ class StepLogReader:
         self.last_turn: float | None = None
         """Monotonic time of the last successful read, empty or not."""
         self.counters = ReaderCounters()
+        self.is_behind = False
+        """Whether the last read brought several steps of one worker: they come faster than they are handled."""
+        self._steps_read: dict[str, int] = {}
+        """By worker, in the present read."""
 
     @property
     def num_live(self) -> int:
@@ -270,11 +274,13 @@ class StepLogReader:
         self.last_turn = time.monotonic()
 
     async def _take(self, entries: Sequence[Entry]) -> None:
+        self._steps_read = {}
         for entry in entries:
             if self._rebuild_due:
                 break  # the follower lacks rows: what follows is read again after the rebuild
             self._rebuild_due = self._apply(entry, self._follower, self._channels_of)
             self._position = entry.entry_id
+        self.is_behind = max(self._steps_read.values(), default=0) > 1
         await self._read_final_records()
 
     # ---------------------------------------------------------------- entries
@@ -289,6 +295,8 @@ class StepLogReader:
         self.counters.entries += 1
         try:
             message: LogMessage = self._decoder.decode(entry.payload)
+            if isinstance(message, StepResult):
+                self._steps_read[message.worker] = self._steps_read.get(message.worker, 0) + 1
             updates = follower.apply(message)
         except ProtocolError as error:
             # If it was a step, the next one of its worker shows a gap; anything else concerns nobody here.

@@ -1,5 +1,8 @@
 """The wire form of events."""
 
+from hypothesis import example, given
+from hypothesis import strategies as st
+
 from services.gateway.http import sse
 from services.gateway.http.event_ids import Received
 from services.gateway.http.shapes import ChatShape, CompletionShape
@@ -28,3 +31,15 @@ def test_all_chunks_of_a_request_share_their_head() -> None:
     for shape in (ChatShape("id-1", "m", 7), CompletionShape("id-1", "m", 7)):
         chunks = [shape.chunk(Progress(0, "x", 1)), shape.bare_chunk(), shape.whole([Progress(0, "x", 1, "stop")])]
         assert {(c["id"], c["created"], c["model"]) for c in chunks} == {("id-1", 7, "m")}
+
+
+@given(text=st.text(), count=st.integers(1, 9), usage=st.booleans())
+@example(text=sse.MARK, count=1, usage=True)
+@example(text='"\\', count=1, usage=False)
+def test_a_frame_gives_the_bytes_that_the_whole_chunk_gives(text: str, count: int, usage: bool) -> None:
+    identity = Received([count], [False]).event_id
+    for shape in (ChatShape('i"d', sse.MARK, 7), CompletionShape("id", "m", 7)):
+        model, chunk = shape.chunk(Progress(0, sse.MARK, 0)), shape.chunk(Progress(0, text or "-", count))
+        if usage:
+            model["usage"] = chunk["usage"] = None
+        assert sse.TextFrame(model).event(text or "-", identity) == sse.event(chunk, identity)
