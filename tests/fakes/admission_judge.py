@@ -19,6 +19,8 @@ class AdmissionJudge:
         """By request: the time of the tick that brought it."""
         self.admissions: list[str] = []
         """All of them, in their order."""
+        self.ran: set[str] = set()
+        """Those that were admitted at least once."""
         self.bypasses: Counter[str] = Counter()
         """By request: how often one of its class that came later was admitted before it."""
 
@@ -27,6 +29,7 @@ class AdmissionJudge:
         if len(core.lanes) == 1 and len(plan.added) > num_back:
             self._judge(core, plan, worker, num_back)
         self.admissions += [new.request_id for new in plan.added]
+        self.ran.update(new.request_id for new in plan.added)
 
     def _judge(self, core: SchedulerCore, plan: StepPlan, worker: str, num_back: int) -> None:
         """With one worker, requests of a class go in their order, and classes in that of the policy.
@@ -44,10 +47,10 @@ class AdmissionJudge:
                     passed.most_blocks(self.config.block_size) <= room and passed.submission.group not in computing
                 )
                 if core.lanes[worker].draining:  # it takes back only what ran before
-                    is_able = is_able and passed.request_id in self.admissions
+                    is_able = is_able and passed.request_id in self.ran
                 if passed in added or not is_able or not self._are_compared(passed, request):
                     continue
-                assert passed.request_id not in self.admissions, "one that ran before was passed over"
+                assert passed.request_id not in self.ran, "one that ran before was passed over"
                 self.bypasses[passed.request_id] += 1
                 assert self.bypasses[passed.request_id] <= self.config.max_bypasses, "passed over too often"
         for one, other in itertools.pairwise(added):
@@ -59,7 +62,7 @@ class AdmissionJudge:
         while waiting:
             oldest = min(waiting, key=self._rank)
             peers = [peer for peer in waiting if self._class(peer) == self._class(oldest)]
-            order.append(min(peers, key=lambda peer: (peer.request_id not in self.admissions, peer.arrival)))
+            order.append(min(peers, key=lambda peer: (peer.request_id not in self.ran, peer.arrival)))
             waiting.remove(order[-1])
         return order
 

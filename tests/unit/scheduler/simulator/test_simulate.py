@@ -53,7 +53,7 @@ def test_figures_of_two_requests_by_hand() -> None:
     tokens come at 2.1, 3.2 and 4.3 s. r1 has the same prompt and arrived at 0.5 s: two of its three blocks are hits, so
     its first step computes 2 tokens (1.02 s): its tokens come at 5.32, 6.42 and 7.52 s."""
     report = simulate(config(), workers(), [request(0, 0.0), request(1, 0.5)], HAND)
-    assert report.finished == {"stop": 0, "length": 2, "abort": 0, "error": 0, "rejected": 0}
+    assert report.finished == {"stop": 0, "length": 2, "abort": 0, "error": 0, "rejected": 0, "timeout": 0}
     assert report.duration_s == pytest.approx(7.52)
     assert report.requests_per_s == pytest.approx(2 / 7.52)
     assert report.output_tokens_per_s == pytest.approx(6 / 7.52)
