@@ -114,7 +114,7 @@ private:
         take_partial(counter);
         partial_bytes_ = counter.used();
         const int64_t count = int64_t(plan_.num_partials) * layer_.num_kv_heads;
-        partials_ = std::make_unique<char[]>(count * partial_bytes_ + 64);
+        partials_.reset(new char[count * partial_bytes_ + 64]);  // not cleared: each is written before it is read
         missing_ = std::make_unique<std::atomic<int>[]>(count);
         for (const Unit& unit : plan_.units)
             if (unit.is_part)

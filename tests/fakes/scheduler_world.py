@@ -172,7 +172,7 @@ class World:
             max_num_seqs=self.config.max_num_seqs,
             max_tokens=self.config.max_num_batched_tokens,
             num_cpu_blocks=num_cpu_blocks,
-            rates=(PREFILL_RATE, 0.0, float(copy_rate)),
+            rates=(PREFILL_RATE, 0.0, 0.0, float(copy_rate)),
         )
         self.shadows[name] = Shadow(self.config, self.records, self._counts)
         self.pending_events.append(WorkerJoined(name, incarnation, num_blocks, num_cpu_blocks, BLOCK_BYTES))

@@ -99,13 +99,19 @@ class Engine:
         """
         keep_freed_memory()
         self.begin("", 0)
-        for plan in warm_up_plans(self.config, self.cache, on_cpu=self.model.device.type == "cpu"):
-            self.step(plan)
+        self._run_warm_up_plans()
         if self._graphs is not None:
             self._graphs.record()
+        # Once more: the first time has costs of its own, and the scheduler wants to know the speed from plan 1 on.
         self._start_measuring()
+        self.reset()
+        self._run_warm_up_plans()
         self._copier.measure()
         self.reset()
+
+    def _run_warm_up_plans(self) -> None:
+        for plan in warm_up_plans(self.config, self.cache, on_cpu=self.model.device.type == "cpu"):
+            self.step(plan)
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:

@@ -16,16 +16,24 @@ class Rates(NamedTuple):
 
     prefill: float = 0.0
     """Tokens per second."""
-    decode: float = 0.0
-    """Tokens per second, over all rows of its batch."""
+    decode_base_s: float = 0.0
+    """Seconds of a decode step, whatever its rows."""
+    decode_row_s: float = 0.0
+    """Seconds that each row adds."""
     copy: float = 0.0
     """Bytes per second between KV cache and host pool."""
+
+    def decode_s(self, num_rows: int) -> float:
+        """Seconds of a decode step with this many rows; 0 if not known."""
+        return self.decode_base_s + num_rows * self.decode_row_s
 
 
 def newest_rates(known: Rates, told: Sequence[float]) -> Rates:
     """What a result tells, if it tells anything that makes sense. What it does not know stays as it was."""
     if len(told) == len(known) and all(isfinite(rate) and rate >= 0 for rate in told):
-        return Rates(*(new or old for new, old in zip(told, known, strict=True)))
+        new = Rates(*told)
+        decode = new if new.decode_s(1) else known
+        return Rates(new.prefill or known.prefill, decode.decode_base_s, decode.decode_row_s, new.copy or known.copy)
     return known
 
 
@@ -34,7 +42,7 @@ def prefill_tokens_within(itl_target_s: float, num_decode: int, rates: Rates) ->
 
     None if nothing bounds them: no target, nobody decodes, or the rates are not known yet.
     """
-    if not (itl_target_s and num_decode and rates.prefill and rates.decode):
+    if not (itl_target_s and num_decode and rates.prefill and rates.decode_s(num_decode)):
         return None
-    fitting = (itl_target_s - num_decode / rates.decode) * rates.prefill
+    fitting = (itl_target_s - rates.decode_s(num_decode)) * rates.prefill
     return int(min(max(0.0, fitting), MAX_PREFILL))  # infinite, if a worker tells rates that no machine has

@@ -24,7 +24,7 @@ from services.scheduler.core.scheduler import SchedulerCore
 from shared.messages import FinishReason, Submission
 from shared.packing import pack_float32, pack_int32, unpack_float32, unpack_int32
 
-FORMAT = 12
+FORMAT = 13
 """Rises with every change of what is saved or of what the core makes of it."""
 
 Incarnation = tuple[str, int]

@@ -163,15 +163,15 @@ def test_a_trial_tells_how_fast_the_host_pool_is_and_real_copies_update_it(make_
     driver = EngineDriver(driver.engine)
     driver.add("a", prompt_of(40), greedy(80))
     first = driver.step()
-    prefill, decode, copy = first.rates
-    assert copy > 1e6 and prefill > 0 and decode == 0
+    prefill, decode_base_s, decode_row_s, copy = first.rates
+    assert copy > 1e6 and prefill > 0 and decode_base_s + decode_row_s > 0, "measured at warm-up"
     driver.swap_out("a")
     driver.step()
     driver.swap_in("a")
     while driver.results[-1].step_id < 64:
         driver.step()
     assert all(result.rates == () for result in driver.results[1:63])
-    assert driver.results[63].rates[2] not in (0, copy)
+    assert driver.results[63].rates[3] not in (0, copy)
 
 
 def test_without_a_host_pool_the_copy_rate_is_unknown(make_driver) -> None:
@@ -179,7 +179,7 @@ def test_without_a_host_pool_the_copy_rate_is_unknown(make_driver) -> None:
     driver.engine.warm_up()
     driver = EngineDriver(driver.engine)
     driver.add("a", prompt_of(40), greedy(3))
-    assert driver.step().rates[2] == 0
+    assert driver.step().rates[3] == 0
 
 
 def test_copies_are_counted_by_kind_in_the_order_of_the_protocol(make_driver) -> None:

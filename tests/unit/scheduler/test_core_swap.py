@@ -198,9 +198,10 @@ def test_swap_pays_if_copying_twice_is_faster_than_computing() -> None:
 
 
 def test_a_rate_that_is_not_told_stays_as_it_was() -> None:
-    known = newest_rates(Rates(), (1.0, 2.0, 3.0))
-    assert newest_rates(known, (5.0, 0.0, 0.0)) == (5.0, 2.0, 3.0)
-    assert newest_rates(known, (float("nan"), 1.0, 1.0)) == known
+    known = newest_rates(Rates(), (1.0, 2.0, 3.0, 4.0))
+    assert newest_rates(known, (5.0, 0.0, 0.0, 0.0)) == (5.0, 2.0, 3.0, 4.0)
+    assert newest_rates(known, (0.0, 6.0, 0.0, 0.0)) == (1.0, 6.0, 0.0, 4.0), "base and row are one line"
+    assert newest_rates(known, (float("nan"), 1.0, 1.0, 1.0)) == known
 
 
 # ---------------------------------------------------------------- demotion

@@ -226,3 +226,17 @@ def test_swapped_requests_come_back_without_computing_again() -> None:
     assert again.num_preemptions > 0 and again.swapped_out_blocks == 0
     assert by_swap.num_recomputed_tokens < again.num_recomputed_tokens
     assert by_swap.num_output_tokens == again.num_output_tokens
+
+
+def test_a_target_bounds_the_gaps_of_streams_beside_a_long_prompt() -> None:
+    """Case 82, by the rates that the simulated worker tells: a step of 8 rows takes 0.11 s, one of 512 tokens 1.5 s."""
+    latency = LatencyModel(context_token_s=0.0, hop_s=0.0, leader_s=0.0)
+    streams = [request(n, 0.0, output=(Piece(f"o{n}", 60),)) for n in range(8)]
+    long = request(8, 2.0, prompt=(Piece("long", 3_000),), output=(Piece("o8", 1),))
+    options = {"max_model_len": 4_096, "max_num_seqs": 16, "max_num_batched_tokens": 512}
+
+    def largest_gap(itl_target_s: float) -> float:
+        chosen = config(itl_target_s=itl_target_s, **options)
+        return simulate(chosen, workers(num_blocks=2_048), [*streams, long], latency).itl.max
+
+    assert largest_gap(0.3) <= 0.3 + 1e-6 < 1.3 < largest_gap(0.0)
