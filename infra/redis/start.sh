@@ -3,11 +3,13 @@
 set -eu
 : "${REDIS_PASSWORD:?is not set}"
 here=${PAGEWIRE_REDIS_FILES:-/etc/pagewire}
+# Clients tell their name by CLIENT SETINFO and do without. Redis 7.0 and 7.1 do not know it and refuse a rule that names it.
+case $(redis-server --version) in *v=7.[01].*) unknown=' +client|setinfo' ;; *) unknown='^$' ;; esac
 {
   cat "$here/redis.conf"
   echo "requirepass $REDIS_PASSWORD"
   for service in gateway scheduler worker; do
     password=$(printenv "REDIS_$(echo "$service" | tr '[:lower:]' '[:upper:]')_PASSWORD" || true)
-    [ -z "$password" ] || echo "$(grep '^user ' "$here/acl/$service.acl") >$password"
+    [ -z "$password" ] || echo "$(grep '^user ' "$here/acl/$service.acl" | sed "s/$unknown//") >$password"
   done
 } | exec redis-server - "$@"
