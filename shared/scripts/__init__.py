@@ -12,7 +12,7 @@ import redis
 import redis.asyncio
 from redis.exceptions import NoScriptError
 
-from shared.channel import Channel, Command, pack
+from shared.channel import Channel, Command, Words, join_words, pack_words
 from shared.errors import IdempotencyConflict, QueueFull, RateLimited
 from shared.keys import Keys
 from shared.messages import Lease, ResponseHead, Submission, Submit, WorkerFenced, encode
@@ -93,10 +93,26 @@ class TickCommit:
     operations: tuple[Operation, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _AppendCall:
+    """A `fenced_append`. Its operations, which may be long, are packed once, for the digest and for sending."""
+
+    keys: list[str]
+    fence: list[Any]
+    operations: list[Any]
+    packed: Words
+    """The operations."""
+
+    @property
+    def command(self) -> bytes:
+        head = pack_words(["EVALSHA", _FENCED_APPEND.sha, len(self.keys), *self.keys, *self.fence])
+        return join_words(head, self.packed)
+
+
 def _append_call(
     keys: Keys, operations: Sequence[Operation], *, number_field: str, number: int, name: str, sequence: int
-) -> tuple[list[str], list[Any]]:
-    """Keys and arguments of one `fenced_append`; `name` is the sequence's field, `<name>_digest` that of its digest."""
+) -> _AppendCall:
+    """`name` is the sequence's field, `<name>_digest` that of its digest."""
     targets = [keys.fence]
     args: list[Any] = []
     for operation in operations:
@@ -109,12 +125,15 @@ def _append_call(
         else:
             targets.append(operation.key)
             args += ["H", operation.ttl_s, len(operation.fields)]
-            for field, value in operation.fields.items():
-                args += [field, value]
-    digest = blake2b(pack(len(targets), *targets, *args), digest_size=12).hexdigest()
+            for pair in operation.fields.items():
+                args += pair
+    packed = pack_words(args)
+    digest = blake2b("\0".join(targets).encode(), digest_size=12)
+    digest.update(packed.data)
     kind, _, worker = name.partition(":")
     digest_field = f"{kind}_digest:{worker}" if worker else f"{kind}_digest"
-    return targets, [number_field, number, name, sequence, digest_field, digest, *args]
+    fence = [number_field, number, name, sequence, digest_field, digest.hexdigest()]
+    return _AppendCall(targets, fence, args, packed)
 
 
 def commit_ticks(
@@ -126,12 +145,9 @@ def commit_ticks(
     Repeating the same call after a lost reply is safe: ticks that had landed answer ALREADY. A STALE in the answer
     means that leadership is lost.
     """
-    calls = [
-        _append_call(keys, c.operations, number_field="epoch", number=c.epoch, name="tick", sequence=c.tick)
-        for c in commits
-    ]
     commands: list[Command] = [
-        ("EVALSHA", _FENCED_APPEND.sha, len(targets), *targets, *args) for targets, args in calls
+        _append_call(keys, c.operations, number_field="epoch", number=c.epoch, name="tick", sequence=c.tick).command
+        for c in commits
     ]
     channel.send_all([*commands, *then])
     answers = channel.receive_all(len(commands))
@@ -165,7 +181,7 @@ def publish_step(
     client: redis.Redis, keys: Keys, *, worker: str, incarnation: int, step_id: int, payload: bytes
 ) -> AppendStatus:
     """Append an encoded `StepResult` to the step log if `incarnation` is current and `step_id` the next one."""
-    targets, args = _append_call(
+    call = _append_call(
         keys,
         (XAdd(keys.steps, payload),),
         number_field=f"inc:{worker}",
@@ -173,7 +189,7 @@ def publish_step(
         name=f"step:{worker}",
         sequence=step_id,
     )
-    return AppendStatus(_run(client, _FENCED_APPEND, targets, args).decode())
+    return AppendStatus(_run(client, _FENCED_APPEND, call.keys, [*call.fence, *call.operations]).decode())
 
 
 # ---------------------------------------------------------------- leadership and fencing

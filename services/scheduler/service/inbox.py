@@ -71,6 +71,11 @@ class Inbox:
         """Last entry of intake that was read."""
         self.num_poisoned = 0
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether a `question` is on its way, so that `read` waits for as long as that says."""
+        return self._channel.is_awaited
+
     def read(self, block_s: float) -> Batch:
         """All that is new, up to a page per stream; waits up to `block_s` seconds (0: not at all) for something.
 
@@ -79,7 +84,7 @@ class Inbox:
         Raises:
             RedisFailure: Redis did not answer.
         """
-        if not self._channel.is_awaited:
+        if not self.is_asked:
             self._channel.send_all([self.question(block_s)])
         news = raw_entries(self._channel.receive())
         steps, intake = self._keys.steps, self._keys.intake

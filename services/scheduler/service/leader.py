@@ -139,7 +139,7 @@ class Leader:
         if self._leadership.lost:
             raise Fenced("the leader's lease is another instance's")
         self._commit()
-        batch = self._inbox.read(min(block_s, self._longest_wait()))
+        batch = self._inbox.read(0.0 if self._inbox.is_asked else min(block_s, self._longest_wait()))
         self._take(batch)
         self._look_at_workers()
         worked = self._tick()

@@ -22,16 +22,20 @@ def test_every_round_takes_a_step_and_sends_a_plan(redis_url: str, num_workers: 
         assert sum(len(lane.seats) for lane in lanes.values()) == 3 * num_workers
 
 
+def _name(command: Command) -> str:
+    return command.split(b"\r\n", 3)[2].decode() if isinstance(command, bytes) else str(command[0])
+
+
 def test_a_turn_is_one_exchange_with_redis(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commit and the next read go out together, and every read after the first was sent by the turn before."""
-    sent: list[list[str | bytes | float]] = []
+    sent: list[list[str]] = []
     send_all = Channel.send_all
     with LeaderBench(redis_url, num_rows=3) as bench:
         channel = bench.leader._committer._channel
 
         def spy(self: Channel, commands: Sequence[Command]) -> None:
             if self is channel:
-                sent.append([command[0] for command in commands])
+                sent.append([_name(command) for command in commands])
             send_all(self, commands)
 
         monkeypatch.setattr(Channel, "send_all", spy)

@@ -13,7 +13,7 @@ import redis
 
 from services.cli.redis_server import find_redis_server, prepare
 from shared import channel as channel_module
-from shared.channel import Channel
+from shared.channel import MANY_WORDS, Channel, join_words, pack_words
 from shared.keys import Keys
 from shared.messages import FIELD
 from shared.redis_client import RedisFailure, connect, open_channel, open_channel_blocking
@@ -82,6 +82,15 @@ def test_a_refused_command_spoils_neither_the_others_nor_the_connection(channel:
 def test_an_answer_larger_than_any_buffer_is_whole(channel: Channel) -> None:
     big = bytes(range(256)) * 40_000
     assert channel.execute_all([("SET", "k", big), ("GET", "k")]) == [b"OK", big]
+
+
+def test_a_command_may_be_packed_in_parts(channel: Channel) -> None:
+    """More words than are packed at a time, of every kind."""
+    values = [f"{n}" for n in range(2 * MANY_WORDS + 1)]
+    command = join_words(pack_words(["RPUSH", "l"]), pack_words(values), pack_words([b"\x00", 2.5, 7]))
+    length, all_of_it = channel.execute_all([command, ("LRANGE", "l", 0, -1)])
+    assert length == len(values) + 3
+    assert all_of_it == [*(value.encode() for value in values), b"\x00", b"2.5", b"7"]
 
 
 def test_streams_read_the_same_as_through_the_client(channel: Channel, redis_client: redis.Redis, keys: Keys) -> None:
