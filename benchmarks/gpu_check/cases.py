@@ -8,6 +8,7 @@ import torch
 
 from kernels.block_copy import triton as block_copy
 from kernels.cache_write import triton as cache_write
+from kernels.gated import reference as gated_reference
 from kernels.gated import triton as gated
 from kernels.kv_codec import reference as codec
 from kernels.paged_attention import reference as attention_reference
@@ -16,7 +17,6 @@ from kernels.paged_attention.gpu_batch import prepare
 from kernels.rms_norm import reference as rms_norm_reference
 from kernels.rms_norm import triton as rms_norm
 from kernels.rope.api import rope, rope_tables
-from kernels.silu_mul import reference as silu_mul_reference
 
 _BLOCK_SIZE = 16
 
@@ -161,7 +161,7 @@ def _rms_norm() -> Check:
 
 def _silu_mul() -> Check:
     gate_up = _random(4096, 28672, dtype=torch.bfloat16)
-    expected = silu_mul_reference.silu_mul(gate_up.float())
+    expected = gated_reference.silu_mul(gate_up.float())
     moved = gate_up.nbytes * 3 // 2
     return Check("silu_mul 14,336", lambda: gated.gated(gate_up, is_gelu=False), expected, 1e-2, moved)
 

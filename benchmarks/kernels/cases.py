@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from benchmarks.kernels.timing import Case, Limit
+from kernels.gated.api import silu_mul
 from kernels.linear.api import Linear
 from kernels.paged_attention.api import AttentionBatch, paged_attention, prepare
 from kernels.rms_norm.api import rms_norm
-from kernels.silu_mul.api import silu_mul
 from services.gpu_worker.cache.kv_cache import KVCache
 from services.gpu_worker.models.config import DecoderConfig
 

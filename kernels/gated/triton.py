@@ -1,4 +1,4 @@
-"""Gated activations on a GPU, for kernels/silu_mul and kernels/gelu_mul."""
+"""Gated activations on a GPU."""
 
 import torch
 import triton
@@ -41,7 +41,7 @@ def gated_kernel(
 
 
 def gated(gate_up: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
-    """See the entries of silu_mul and gelu_mul."""
+    """See `api.py`."""
     out = torch.empty(len(gate_up), gate_up.shape[1] // 2, dtype=gate_up.dtype, device=gate_up.device)
     launch(out, gate_up, is_gelu=is_gelu).run()
     return out

@@ -10,12 +10,11 @@ from typing import Protocol
 import torch
 
 from kernels.checks import require, same_place
+from kernels.gated.api import gelu_mul, silu_mul
 from kernels.gated.native import Gate
-from kernels.gelu_mul.api import gelu_mul
 from kernels.linear.native import NativeLinear
 from kernels.linear.reference import ReferenceInt8Linear, ReferenceLinear
 from kernels.native.library import Library, current
-from kernels.silu_mul.api import silu_mul
 
 _NATIVE_DTYPES = (torch.float32, torch.bfloat16)
 _GATES = {"silu": (Gate.SILU, silu_mul), "gelu_tanh": (Gate.GELU_TANH, gelu_mul)}

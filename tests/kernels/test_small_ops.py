@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from kernels.cache_write.api import HeadNorms, cache_write, rope_cache_write
-from kernels.gelu_mul.api import gelu_mul
+from kernels.gated.api import gelu_mul, silu_mul
 from kernels.rms_norm.api import rms_norm
 from kernels.rope.api import rope, rope_tables
-from kernels.silu_mul.api import silu_mul
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -105,7 +104,7 @@ def test_cache_write_takes_slices_of_a_fused_projection() -> None:
     ],
 )
 def test_wrong_shapes_and_dtypes_are_refused(call) -> None:
-    with pytest.raises(ValueError, match=r"rms_norm|silu_mul|gelu_mul|rope|cache_write"):
+    with pytest.raises(ValueError, match=r"rms_norm|gated|rope|cache_write"):
         call()
 
 

@@ -7,13 +7,12 @@ import torch
 from kernels.block_copy import triton as block_copy
 from kernels.cache_write import triton as cache_write
 from kernels.cache_write.api import HeadNorms
+from kernels.gated import reference as gated_reference
 from kernels.gated import triton as gated
-from kernels.gelu_mul import reference as gelu_mul_reference
 from kernels.kv_codec import reference as codec
 from kernels.rms_norm import reference as rms_norm_reference
 from kernels.rms_norm import triton as rms_norm
 from kernels.rope.api import rope, rope_tables
-from kernels.silu_mul import reference as silu_mul_reference
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ROUNDING = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -57,7 +56,7 @@ def test_gated_activations(width: int, dtype: torch.dtype, is_gelu: bool) -> Non
     gate_up = (random(3, 2 * width) * 4).to(dtype)
     out = poisoned(3, width, dtype=dtype)
     gated.launch(out, gate_up, is_gelu=is_gelu).run()
-    reference = gelu_mul_reference.gelu_mul if is_gelu else silu_mul_reference.silu_mul
+    reference = gated_reference.gelu_mul if is_gelu else gated_reference.silu_mul
     assert_close(out, reference(gate_up))
 
 

@@ -15,7 +15,7 @@ from services.gpu_worker.models.loading import load_model
 from shared.sampling import SamplingParams
 from tests.fakes.engine_driver import EngineDriver
 
-OPS = ("cache_write", "paged_attention", "rms_norm", "silu_mul")
+OPS = ("cache_write", "paged_attention", "rms_norm", "gated")
 
 
 @pytest.fixture
