@@ -134,7 +134,7 @@ class NativeDecoder:
     """The decoder in the form that the C++ step reads."""
 
     def __init__(self, library: Library, tensors: DecoderTensors) -> None:
-        self._tensors = tensors  # keeps the memory that the structures point to
+        self.tensors = tensors  # keeps the memory that the structures point to
         self._layers = (_Layer * len(tensors.layers))(*map(_layer, tensors.layers))
         self._decoder = _decoder(tensors, self._layers)
         self._workspace = torch.empty(0, dtype=torch.uint8)
@@ -156,7 +156,7 @@ class NativeDecoder:
         Returns:
             [num_samples, vocab_size] float32.
         """
-        out = torch.empty(arrays.num_samples, self._tensors.head.out_features)
+        out = torch.empty(arrays.num_samples, self.tensors.head.out_features)
         self._run(arrays, cache, logits=out.data_ptr())
         return out
 

@@ -10,6 +10,7 @@ namespace {
 
 constexpr int64_t ROWS_PER_CHUNK = 4;
 constexpr float LARGEST_CODE = 127;
+constexpr float SMALLEST = 1e-30f;  // 127 / a smaller number may overflow: such a group is 0
 constexpr int VECTORS = CODE_GROUP / LANES;
 
 // One group: codes, their scale and what products with it start at. A number that is not finite makes the sum of codes
@@ -22,7 +23,7 @@ void encode_group(const T* x, CodeWords::Code* codes, float* scale, int32_t* sta
         size = max(size, max(values[v], zero() - values[v]));
     }
     const float largest = max(size);
-    const F32 inverse = set1(largest > 0 ? LARGEST_CODE / largest : 0);
+    const F32 inverse = set1(largest < SMALLEST ? 0 : LARGEST_CODE / largest);
     F32 total = zero();
     for (int v = 0; v < VECTORS; ++v) {
         const F32 rounded = round(values[v] * inverse);

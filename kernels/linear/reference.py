@@ -5,6 +5,8 @@ import torch
 CODE_GROUP = 64
 """Numbers of int8 activations that share a scale."""
 _LARGEST_CODE = 127
+_SMALLEST = 1e-30
+"""127 divided by a smaller number may overflow: a group of such numbers is rounded to 0."""
 
 
 class ReferenceLinear:
@@ -47,5 +49,5 @@ def quantize_activations(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Scales [rows, groups] and codes [rows, groups, CODE_GROUP] float32, zeros behind the last number."""
     groups = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % CODE_GROUP)).unflatten(1, (-1, CODE_GROUP))
     largest = groups.abs().amax(2)
-    codes = (groups * torch.where(largest > 0, _LARGEST_CODE / largest, 0.0)[..., None]).round()
+    codes = (groups * torch.where(largest < _SMALLEST, 0.0, _LARGEST_CODE / largest)[..., None]).round()
     return largest / _LARGEST_CODE, codes

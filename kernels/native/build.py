@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from kernels.native.levels import Level, machine_levels
@@ -44,32 +44,35 @@ def headers() -> list[Path]:
 
 
 @functools.cache
-def digest() -> str:
+def digest(level: Level) -> str:
     """Of all sources and flags: what a library must have been built from."""
-    return _digest(FLAGS, *sources(), *headers())
+    return _digest((*FLAGS, *level.compiler_flags), *sources(), *headers())
 
 
 def library_path(level: Level) -> Path:
-    """Where the library of `level` lies. Its name holds the digest, so a library from other sources is never loaded."""
-    return LIBRARIES / f"{level.name}-{digest()}.so"
+    """Where the library of `level` lies. Its name holds the digest, so a library from other sources or with other flags
+    is never loaded."""
+    return LIBRARIES / f"{level.name}-{digest(level)}.so"
 
 
 def build(compiler: str, levels: Sequence[Level], jobs: int) -> list[Level]:
-    """Compile and link; answers the levels that have a library now.
+    """Compile and link; answers the levels that have a library now. A level that fails is said, and costs no other.
 
     Raises:
-        BuildFailed: a source does not compile at a level whose flags the compiler knows.
+        BuildFailed: no level compiles, although the compiler knows the flags of some.
     """
     OBJECTS.mkdir(parents=True, exist_ok=True)
     known = [level for level in levels if library_path(level).exists() or _knows(compiler, level)]
     missing = [level for level in known if not library_path(level).exists()]
-    work = [(level, source) for level in missing for source in sources()]
     with ThreadPoolExecutor(jobs) as pool:
-        objects = list(pool.map(lambda one: _compile(compiler, *one), work))
-    for level in missing:
-        _link(compiler, level, [made for made, (of, _) in zip(objects, work, strict=True) if of is level])
-    _forget_others(objects)
-    return known
+        made = {level: [pool.submit(_compile, compiler, level, source) for source in sources()] for level in missing}
+    failed = {level: error for level in missing if (error := _link(compiler, level, made[level])) is not None}
+    for level, error in failed.items():
+        print(f"warning: no kernels for {level.name}, which does not compile:\n{error}", file=sys.stderr)
+    if failed and len(failed) == len(known):
+        raise failed[known[0]]
+    _forget_others([one.result() for objects in made.values() for one in objects if one.exception() is None])
+    return [level for level in known if level not in failed]
 
 
 def find_compiler() -> str | None:
@@ -78,7 +81,8 @@ def find_compiler() -> str | None:
 
 
 def _compile(compiler: str, level: Level, source: Path) -> Path:
-    made = OBJECTS / f"{level.name}-{source.stem}-{_digest((compiler, *FLAGS), source, *headers())}.o"
+    digest = _digest((compiler, *FLAGS, *level.compiler_flags), source, *headers())
+    made = OBJECTS / f"{level.name}-{source.stem}-{digest}.o"
     if not made.exists():
         partial = made.with_suffix(f".{os.getpid()}")
         _run(compiler, *FLAGS, *level.compiler_flags, f"-I{ROOT}", "-c", str(source), "-o", str(partial))
@@ -86,13 +90,19 @@ def _compile(compiler: str, level: Level, source: Path) -> Path:
     return made
 
 
-def _link(compiler: str, level: Level, objects: Sequence[Path]) -> None:
+def _link(compiler: str, level: Level, objects: Sequence[Future[Path]]) -> BuildFailed | None:
+    """The level's library from its objects, or why there is none."""
     partial = library_path(level).with_suffix(f".{os.getpid()}")
-    _run(compiler, "-shared", "-pthread", *map(str, objects), "-o", str(partial))
+    try:
+        _run(compiler, "-shared", "-pthread", *(str(one.result()) for one in objects), "-o", str(partial))
+    except BuildFailed as error:
+        return error
     partial.replace(library_path(level))
+    return None
 
 
 def _knows(compiler: str, level: Level) -> bool:
+    """Whether the compiler takes the level's flags: only then is a failure a fault of the sources."""
     command = (compiler, *level.compiler_flags, "-fsyntax-only", "-x", "c++", os.devnull)
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 

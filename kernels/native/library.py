@@ -25,6 +25,10 @@ class NativeKernelsMissing(RuntimeWarning):
     """No library fits this machine: computing with torch alone is several times slower."""
 
 
+class FewerThreads(RuntimeWarning):
+    """The system did not give as many threads as were asked for."""
+
+
 class Library:
     """One loaded library."""
 
@@ -54,8 +58,12 @@ class Library:
         return bool(self.function("pw_linear_takes_bf16", result=Int)())
 
     def set_num_threads(self, number: int) -> None:
-        """Threads started by this inherit the calling thread's cores and niceness."""
+        """Threads started by this inherit the calling thread's cores and niceness. If the system gives fewer, those
+        compute, and a warning says so."""
         self.function("pw_set_num_threads", ctypes.c_int)(max(1, number))
+        if self.num_threads < number:
+            message = f"the system gave {self.num_threads} of {number} threads: steps take longer"
+            warnings.warn(message, FewerThreads, stacklevel=2)
 
 
 _chosen: list[str | None] = []
@@ -105,9 +113,12 @@ def using(name: str | None) -> Iterator[Library | None]:
 
 @functools.cache
 def _best() -> Library | None:
-    levels = built_levels()
-    if levels:
-        return open_library(levels[0].name)
+    for level in built_levels():
+        try:
+            return open_library(level.name)
+        except (OSError, AttributeError) as error:  # a damaged file, or one that this system cannot load
+            message = f"kernels of level {level.name} cannot be loaded: {error}"
+            warnings.warn(message, NativeKernelsMissing, stacklevel=3)
     message = "no C++ kernels for this machine: torch computes, several times slower (python -m kernels.native.build)"
     warnings.warn(message, NativeKernelsMissing, stacklevel=3)
     return None

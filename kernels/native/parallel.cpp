@@ -1,5 +1,7 @@
 #include "kernels/native/parallel.h"
 
+#include <pthread.h>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -7,6 +9,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <new>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -44,12 +47,13 @@ thread_local bool is_in_chunk = false;
 
 class Pool {
 public:
+    // A pool whose threads start when there is work for them.
+    explicit Pool(int size) : size_(size) {}
+
     void resize(int threads) {
         const std::lock_guard<std::mutex> one(caller_);
         stop();
-        stopping_ = false;
-        for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
-        size_.store(threads);
+        start(threads);
     }
 
     int size() const { return size_.load(std::memory_order_relaxed); }
@@ -60,6 +64,7 @@ public:
             for (int chunk = 0; chunk < num_chunks; ++chunk) fn(context, chunk);
             return;
         }
+        if (workers_.empty()) start(size());
         fn_ = fn;
         context_ = context;
         num_chunks_ = num_chunks;
@@ -121,6 +126,16 @@ private:
         }
     }
 
+    // As many of them as the system gives.
+    void start(int threads) {
+        stopping_ = false;
+        try {
+            for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+        } catch (const std::system_error&) {
+        }
+        size_.store(1 + int(workers_.size()));
+    }
+
     void stop() {
         {
             const std::lock_guard<std::mutex> lock(mutex_);
@@ -146,10 +161,19 @@ private:
     alignas(64) std::atomic<int> unfinished_{0};
 };
 
-// Never destroyed: threads that sleep in it end with the process.
+// A process that was forked has none of its parent's threads, and locks that they held stay locked: it gets a new pool.
+// None is destroyed: threads that sleep in it end with the process.
+std::atomic<Pool*> the_pool{nullptr};
+
+void replace_pool() { the_pool.store(new Pool(the_pool.load()->size())); }
+
 Pool& pool() {
-    static Pool* const only = new Pool;
-    return *only;
+    static const bool is_made = [] {
+        the_pool.store(new Pool(1));
+        return pthread_atfork(nullptr, nullptr, replace_pool) == 0;
+    }();
+    (void)is_made;
+    return *the_pool.load();
 }
 
 struct Scratch {

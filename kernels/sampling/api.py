@@ -24,16 +24,20 @@ def sample(
     top_p: torch.Tensor,
     min_p: torch.Tensor,
     times: torch.Tensor,
+    *,
+    rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Draw.
 
     Args:
-        logits: [n, vocab_size] float32, finite or -inf. A row with others yields any token.
+        logits: [n, vocab_size] float32, finite or -inf. A row with others yields any token. With `rows`, those are the
+            n rows to draw from, of [any, vocab_size].
         temperature: [n] float32, above 0.
         top_k: [n] int64; 0 or less keeps all.
         top_p: [n] float32 in (0, 1]; 1 keeps all.
         min_p: [n] float32 in [0, 1]; 0 keeps all.
         times: [n, num_levels(vocab_size), FAN_OUT] float64, positive: independent exponential variables of rate 1.
+        rows: [n] int64; None for all in order.
 
     Returns:
         [n] int64.
@@ -43,16 +47,20 @@ def sample(
     """
     require(logits.dim() == 2 and logits.dtype == torch.float32, f"sample: logits {tuple(logits.shape)} {logits.dtype}")
     columns = (temperature, top_k, top_p, min_p)
-    require(all(column.shape == logits.shape[:1] for column in columns), "sample: one parameter of a kind per row")
-    wanted = (len(logits), num_levels(logits.shape[1]), FAN_OUT)
+    count = len(logits if rows is None else rows)
+    require(all(column.shape == (count,) for column in columns), "sample: one parameter of a kind per row")
+    wanted = (count, num_levels(logits.shape[1]), FAN_OUT)
     require(times.shape == wanted, f"sample: times {tuple(times.shape)}, expected {wanted}")
+    require(rows is None or rows.dtype == torch.int64, "sample: rows must be int64")
     on_device = all(tensor.device == logits.device for tensor in (*columns, times))
     require(on_device, "sample: tensors differ in device")
+    library = library_for(logits)
+    if library is not None:
+        return native.sample(library, logits, temperature, top_k, top_p, min_p, times, rows=rows)
+    if rows is not None:
+        logits = logits[rows]
     if runs_triton(logits) and times.shape[1] <= _TRITON_LEVELS:
         from kernels.sampling import triton
 
         return triton.sample(logits, temperature, top_k, top_p, min_p, times)
-    library = library_for(logits)
-    if library is not None:
-        return native.sample(library, logits, temperature, top_k, top_p, min_p, times)
     return reference.sample(logits, temperature, top_k, top_p, min_p, times)

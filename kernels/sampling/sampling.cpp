@@ -113,13 +113,14 @@ int64_t race(const ScaledRow& row, float lowest, const Room& room, const double*
 }  // namespace
 }  // namespace pw
 
-// logits: [rows][vocab_size] with `stride`; times: [rows][num_levels][FAN_OUT]; out: [rows].
-PW_EXPORT void pw_sample(const float* logits, int64_t stride, int64_t rows, int64_t vocab_size,
+// logits: [any][vocab_size] with `stride`, of which row at[i] is the i-th of `rows`, or row i if `at` is null; times: [rows][num_levels][FAN_OUT]; out: [rows].
+PW_EXPORT void pw_sample(const float* logits, int64_t stride, const int64_t* at, int64_t rows, int64_t vocab_size,
                          const float* temperature, const int64_t* top_k, const float* top_p, const float* min_p,
                          const double* times, int64_t num_levels, int64_t* out) {
     pw::parallel(int(rows), [=](int row) {
         const pw::Room room = pw::make_room(int(vocab_size));
-        const pw::ScaledRow scaled = pw::scale(logits + row * stride, int(vocab_size), temperature[row], room);
+        const float* const own = logits + (at ? at[row] : row) * stride;
+        const pw::ScaledRow scaled = pw::scale(own, int(vocab_size), temperature[row], room);
         const float lowest = pw::cutoff(scaled, {temperature[row], top_k[row], top_p[row], min_p[row]}, room);
         out[row] = pw::race(scaled, lowest, room, times + row * num_levels * pw::FAN_OUT);
     });

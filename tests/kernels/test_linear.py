@@ -6,7 +6,7 @@ import torch
 
 from kernels.linear.api import pack_gated_linear, pack_linear
 from kernels.linear.native import NativeLinear
-from kernels.linear.reference import ReferenceLinear, quantize_activations, quantize_weight
+from kernels.linear.reference import ReferenceInt8Linear, ReferenceLinear, quantize_activations, quantize_weight
 from kernels.native.library import Library, built_levels, open_library, using
 
 SHAPES = [(1, 2), (3, 1), (16, 63), (47, 64), (48, 512), (49, 513), (100, 576), (111, 1030), (576, 1536), (1000, 64)]
@@ -146,6 +146,17 @@ def test_int8_keeps_zeros_and_shows_what_is_not_finite(native: Library) -> None:
     assert (out[1] == 0).all()
     assert out[2].isnan().all() and out[3].isnan().all()
     assert out[[0, 4]].isfinite().all()
+
+
+def test_int8_takes_a_group_of_tiny_numbers_for_zeros(native: Library) -> None:
+    """Their scale's inverse would overflow. What is just above the limit is rounded as ever."""
+    weight, x = random(60, 128), random(4, 128)
+    x[0], x[1, :64], x[2] = 1e-38, 3.6e-37, x[2] * 1e-29
+    for linear in (NativeLinear(native, weight, is_int8=True), ReferenceInt8Linear(weight, None)):
+        out = linear(x)
+        assert out.isfinite().all() and (out[0] == 0).all()
+        torch.testing.assert_close(out[1].double(), product(weight[:, 64:], x[1:2, 64:])[0], rtol=0.1, atol=0.5)
+        torch.testing.assert_close(out[2] * 1e29, product(weight, x[2:3] * 1e29)[0].float(), rtol=0.1, atol=0.5)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.native.library import Library
-from kernels.sampling import reference
+from kernels.native.library import Library, built_levels, using
+from kernels.sampling import api, reference
 from kernels.sampling.native import sample
 from kernels.sampling.race import FAN_OUT, num_levels
 
@@ -91,6 +91,19 @@ def test_rows_of_different_filters_and_a_stride(native: Library) -> None:
         weights = kept(logits[row].double().numpy(), 1.0, *filters)
         assert actual[row] == winner(weights, times[row].numpy())
     assert len(set(actual.tolist())) > num_rows // 2
+
+
+@pytest.mark.parametrize("level", [*(level.name for level in built_levels()), None])
+def test_some_rows_are_drawn_from_in_any_order(level: str | None) -> None:
+    random = np.random.default_rng(0)
+    logits = torch.from_numpy(random.normal(0, 2, (6, 300)).astype(np.float32))
+    rows = torch.tensor([4, 1, 5])
+    columns = (torch.ones(3), torch.tensor([0, 5, 0]), torch.tensor([1.0, 1.0, 0.9]), torch.zeros(3))
+    times = torch.from_numpy(random.exponential(size=(3, 2, FAN_OUT)))
+    with using(level):
+        assert torch.equal(api.sample(logits, *columns, times, rows=rows), api.sample(logits[rows], *columns, times))
+        with pytest.raises(ValueError, match="one parameter of a kind per row"):
+            api.sample(logits, *columns, times)
 
 
 @pytest.mark.parametrize("fault", [float("nan"), float("inf"), -float("inf")])

@@ -54,6 +54,11 @@ class BlockTables:
         """A copy of the row's block ids."""
         return self.host[row, : self.num_blocks[row]].astype(np.int64)
 
+    def of(self, rows: IntArray, num_blocks: int) -> torch.Tensor:
+        """At least the first `num_blocks` entries of each of `rows`, on the device: no more of them than whole
+        sixteens, which Triton kernels are compiled for."""
+        return self.device[:, : -(-num_blocks // 16) * 16][torch.from_numpy(rows).to(self.device.device)]
+
     def replace(self, tables: Mapping[int, IntArray]) -> None:
         """Give rows other tables."""
         for row, blocks in tables.items():

@@ -29,6 +29,7 @@ from services.gpu_worker.engine.warm_up import warm_up_plans
 from services.gpu_worker.models.model import ForwardInputs, Model
 from services.gpu_worker.profile import Part, StepProfile
 from services.gpu_worker.sampling.sampler import Sampled, Sampler
+from shared.errors import ConfigError
 from shared.messages import NewRow, StepPlan, StepResult
 from shared.packing import unpack_int32
 
@@ -54,13 +55,25 @@ class Engine:
         pool: HostPool | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`pool`: host memory for swapped and demoted blocks; none by default."""
+        """`pool`: host memory for swapped and demoted blocks; none by default.
+
+        Raises:
+            ConfigError: rows may grow longer than the model's tables.
+        """
+        if config.max_model_len > model.num_positions:
+            raise ConfigError(f"max_model_len {config.max_model_len}: the model has {model.num_positions} positions")
         self.model = model
         self.cache = cache
         self.config = config
         self.pool = pool if pool is not None else allocate_pool(cache, 0)
         self._clock = clock
-        self._limits = Limits(cache.num_blocks, self.pool.num_blocks, cache.block_size, model.config.vocab_size)
+        self._limits = Limits(
+            num_blocks=cache.num_blocks,
+            num_cpu_blocks=self.pool.num_blocks,
+            block_size=cache.block_size,
+            vocab_size=model.config.vocab_size,
+            max_model_len=config.max_model_len,
+        )
         self._graphs = graphs_for(model, cache, config)
         self._start_measuring()
         self.begin("", 0)

@@ -110,7 +110,7 @@ class StaticInputs:
         self._positions[:count].copy_(inputs.positions)
         self._slots[:count].copy_(inputs.slot_mapping)
         self._context_lens[:count].copy_(batch.context_lens)
-        self._tables[:count].copy_(batch.block_tables)
+        self._tables[:count, : batch.block_tables.shape[1]].copy_(batch.block_tables)
         self._slots[count:size].fill_(-1)
         self._context_lens[count:size].zero_()
 

@@ -47,7 +47,7 @@ def build_inputs(
     context_lens = np.concatenate((batch.num_tokens[single], starts + sizes))
     flat_rows, positions = _flatten(all_rows, query_lens, context_lens)
     device = batch.last_token.device
-    tables = batch.tables.device[torch.from_numpy(all_rows).to(device)]
+    tables = batch.tables.of(all_rows, -(-int(context_lens.max()) // cache.block_size))
     slots = batch.tables.slots(flat_rows, positions, cache.block_size)
     forward = ForwardInputs(
         token_ids=_token_ids(batch, single, rows, sizes),

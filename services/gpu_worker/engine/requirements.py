@@ -17,6 +17,7 @@ class Limits:
     num_cpu_blocks: int
     block_size: int
     vocab_size: int
+    max_model_len: int
 
 
 def all_within(values: npt.NDArray[np.int64], limit: int) -> bool:

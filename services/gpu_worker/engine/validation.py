@@ -40,7 +40,7 @@ def check_plan(plan: StepPlan, batch: Batch, *, expected_id: int, limits: Limits
         copies = check_copies(plan.copies, limits)
         check_beams(plan, batch, limits)
         pairs = _live_pairs(plan, batch, added, limits.num_blocks)
-        _check_cover(plan, batch, added, pairs, limits.block_size)
+        _check_cover(plan, batch, added, pairs, limits)
     except ProtocolError as error:
         raise ProtocolError(f"plan {plan.plan_id}: {error}") from None
     return Checked(pairs, copies)
@@ -81,16 +81,16 @@ def _live_pairs(plan: StepPlan, batch: Batch, added: dict[int, NewRow], num_bloc
     return pairs[live[rows]]
 
 
-def _check_cover(plan: StepPlan, batch: Batch, added: dict[int, NewRow], pairs: IntArray, block_size: int) -> None:
-    """Every token that the step computes must have a place in its row's blocks."""
+def _check_cover(plan: StepPlan, batch: Batch, added: dict[int, NewRow], pairs: IntArray, limits: Limits) -> None:
+    """Every token that the step computes must have a place in its row's blocks, and none be past the longest row."""
     owned = batch.tables.num_blocks.copy()
     owned[list(added)] = 0
     for beam in plan.beams:
         owned[beam.row] = batch.tables.num_blocks[beam.parent]
     np.add.at(owned, pairs[:, 0], 1)
     require(bool((owned <= batch.tables.max_blocks).all()), f"a row owns more than {batch.tables.max_blocks} blocks")
-    capacity = owned * block_size
-    check_places(plan.beams, batch, pairs, capacity, block_size)
+    capacity = np.minimum(owned * limits.block_size, limits.max_model_len)  # the last block may reach further
+    check_places(plan.beams, batch, pairs, capacity, limits.block_size)
     decode = batch.decode_rows
     short = decode[batch.num_tokens[decode] > capacity[decode]]
     short = short[~np.isin(short, plan.dropped)]

@@ -38,9 +38,11 @@ class DecoderModel:
         stored_dtype: torch.dtype,
         device: torch.device,
         is_int8: bool = False,
+        max_model_len: int = 0,
         on_progress: Callable[[float], None] | None = None,
     ) -> None:
         self.config = config
+        self.num_positions = min(max_model_len or config.max_position_embeddings, config.max_position_embeddings)
         self.dtype = dtype
         self.stored_dtype = stored_dtype
         self.device = device
@@ -61,12 +63,13 @@ class DecoderModel:
             if on_progress is not None:
                 on_progress((index + 1) / config.num_layers)
 
-        self._native = native_step(config, self._layers, self.embedding, self._norm, self._head, self._inv_freq)
+        weights_of = (self._layers, self.embedding, self._norm, self._head)
+        self.native = native_step(config, *weights_of, self._inv_freq, self.num_positions)
 
     @property
     def is_native(self) -> bool:
         """Whether a step over a packed cache is one call of the C++ kernels."""
-        return self._native is not None
+        return self.native is not None
 
     @property
     def fingerprint(self) -> str:
@@ -75,16 +78,16 @@ class DecoderModel:
         return f"{self.device.type}-{dtype}-linear:{self._head.name}-attention:{implementation(self.device)}{step}"
 
     def forward(self, inputs: ForwardInputs, cache: KVCache) -> torch.Tensor:
-        if self._native is not None and isinstance(inputs.attention, NativeBatch):
-            logits = self._native.logits(step_arrays(inputs, inputs.attention), cache.data)
-            self.attention_s = self._native.attention_s
+        if self.native is not None and isinstance(inputs.attention, NativeBatch):
+            logits = self.native.logits(step_arrays(inputs, inputs.attention), cache.data)
+            self.attention_s = self.native.attention_s
             return logits
         return self.forward_by_operations(inputs, cache)
 
     def forward_largest(self, inputs: ForwardInputs, cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._native is not None and isinstance(inputs.attention, NativeBatch):
-            largest = self._native.largest(step_arrays(inputs, inputs.attention), cache.data)
-            self.attention_s = self._native.attention_s
+        if self.native is not None and isinstance(inputs.attention, NativeBatch):
+            largest = self.native.largest(step_arrays(inputs, inputs.attention), cache.data)
+            self.attention_s = self.native.attention_s
             return largest
         return largest_of(self.forward_by_operations(inputs, cache))
 

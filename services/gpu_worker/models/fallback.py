@@ -60,6 +60,10 @@ class TransformersModel:
         kind = f"transformers:{transformers.__version__}:{self.config.model_type}"
         return f"{self.device.type}-{dtype}-{kind}-attention:{implementation(self.device)}"
 
+    @property
+    def num_positions(self) -> int:
+        return self.config.max_position_embeddings
+
     def forward_largest(self, inputs: ForwardInputs, cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
         return largest_of(self.forward(inputs, cache))
 

@@ -25,6 +25,7 @@ def load_model(
     dtype: str,
     device: str,
     quantization: str = "none",
+    max_model_len: int = 0,
     on_progress: Callable[[float], None] | None = None,
 ) -> Model:
     """Load the model of a Transformers folder (config.json and safetensors).
@@ -34,6 +35,8 @@ def load_model(
         dtype: `auto` (as stored), `float32`, `bfloat16` or `float16`. See `compute_dtype` for what CPUs make of it.
         device: `cpu`, `cuda` or `cuda:<index>`.
         quantization: of weights: `none` or, on a CPU, `int8`.
+        max_model_len: the longest row that will be served, so that no table is made for more; 0: what the model was
+            made for.
         on_progress: is told the share of the work that is done, 0 to 1.
 
     Raises:
@@ -61,6 +64,7 @@ def load_model(
             stored_dtype=stored,
             device=place,
             is_int8=quantization == "int8",
+            max_model_len=max_model_len,
             on_progress=on_progress,
         )
 

@@ -43,6 +43,10 @@ class Model(Protocol):
     def device(self) -> torch.device: ...
 
     @property
+    def num_positions(self) -> int:
+        """Positions that it has tables for: the longest row."""
+
+    @property
     def attention_s(self) -> float:
         """Seconds of the last pass that were attention. On a GPU, where calls return early: that launched it."""
 

@@ -23,14 +23,16 @@ def native_step(
     norm: torch.Tensor,
     head: Linear,
     frequencies: Frequencies,
+    num_positions: int,
 ) -> NativeDecoder | None:
     """The decoder for `kernels.decoder_step`, or None where it has to be computed operation by operation: on a GPU,
-    without C++ kernels, or with sizes that are no multiple of what a packed word holds."""
-    if not _is_packed(head):
+    without C++ kernels, with sizes that are no multiple of what a packed word holds, or in bfloat16 where no
+    instruction multiplies it. `num_positions`: of the longest row."""
+    is_bf16 = embedding.dtype == torch.bfloat16
+    if not _is_packed(head) or (is_bf16 and not head.library.takes_bfloat16):
         return None
     rotations = {
-        rope: rotation_table(inverse, config.max_position_embeddings, rope.attention_factor)
-        for rope, inverse in frequencies.items()
+        rope: rotation_table(inverse, num_positions, rope.attention_factor) for rope, inverse in frequencies.items()
     }
     packed = [_layer_tensors(layer, rotations) for layer in layers]
     if not all(packed):
@@ -45,7 +47,7 @@ def native_step(
         head_dim=config.head_dim,
         norm_eps=config.rms_norm_eps,
         attention_scale=config.attention_scale,
-        is_bf16=embedding.dtype == torch.bfloat16,
+        is_bf16=is_bf16,
         # rounded as the model was trained: see DecoderModel
         embedding_scale=float(torch.tensor(config.embedding_scale, dtype=embedding.dtype)),
         attention_soft_cap=config.attention_soft_cap or 0.0,

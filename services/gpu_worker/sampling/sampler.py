@@ -111,7 +111,8 @@ class Sampler:
         drawn = np.flatnonzero(needs & Need.RANDOM)
         if len(drawn):
             at = self._to_device(drawn)
-            tokens[at] = self._draw(logits[at].masked_fill_(~ok[at, None], 0.0), rows[drawn], output_index[drawn])
+            of = None if len(drawn) == len(rows) else at
+            tokens[at] = self._draw(logits, of, rows[drawn], output_index[drawn])
         counted = np.flatnonzero(needs & Need.PENALTY)
         if len(counted):
             self._counts.record(rows[counted], tokens[self._to_device(counted)])
@@ -143,8 +144,10 @@ class Sampler:
         index = (self._to_device(at), self._to_device(ids))
         logits.index_put_(index, self._to_device(values), accumulate=True)
 
-    def _draw(self, logits: torch.Tensor, rows: IntArray, output_index: IntArray) -> torch.Tensor:
-        """Tokens of the rows that are not greedy: [n, vocab_size] -> [n]."""
+    def _draw(
+        self, logits: torch.Tensor, at: torch.Tensor | None, rows: IntArray, output_index: IntArray
+    ) -> torch.Tensor:
+        """Tokens of the rows that are not greedy, whose logits lie at the places `at`, or at all: [n]."""
         columns = self._rows
         levels = num_levels(self._vocab_size)
         times = exponentials(columns.seed[rows], columns.choice[rows], output_index, levels * FAN_OUT)
@@ -155,6 +158,7 @@ class Sampler:
             top_p=self._to_device(columns.top_p[rows]),
             min_p=self._to_device(columns.min_p[rows]),
             times=self._to_device(times).view(len(rows), levels, FAN_OUT),
+            rows=at,
         )
 
     def _masked_endings(self, params: SamplingParams) -> Sparse:

@@ -40,6 +40,7 @@ def load_worker(
         dtype=settings.dtype,
         device=device,
         quantization=settings.quantization,
+        max_model_len=settings.max_model_len,
         on_progress=lambda share: report(_WEIGHTS_SHARE * share),
     )
     config = EngineConfig(

@@ -53,6 +53,7 @@ def make_driver(tiny: Tiny) -> MakeDriver:
         num_cpu_blocks: int = 0,
         cpu_cache_dtype: str = "auto",
         layout: KVLayout | None = None,
+        max_model_len: int = 512,
     ) -> EngineDriver:
         model = tiny.model
         cache = KVCache.allocate(model.config, num_blocks, block_size, model.dtype, model.device, layout)
@@ -60,7 +61,7 @@ def make_driver(tiny: Tiny) -> MakeDriver:
         pool = allocate_pool(cache, num_cpu_blocks, cpu_cache_dtype)
         if isinstance(pool, PlainPool):
             pool.data.fill_(float("nan"))
-        return EngineDriver(Engine(model, cache, EngineConfig(max_num_seqs, 512), pool=pool), seed=seed)
+        return EngineDriver(Engine(model, cache, EngineConfig(max_num_seqs, max_model_len), pool=pool), seed=seed)
 
     return make
 

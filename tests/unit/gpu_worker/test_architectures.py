@@ -49,7 +49,7 @@ class Recording:
 
     def __init__(self, model: Model) -> None:
         self.config, self.dtype, self.device = model.config, model.dtype, model.device
-        self.stored_dtype = model.stored_dtype
+        self.stored_dtype, self.num_positions = model.stored_dtype, model.num_positions
         self.fingerprint, self.attention_s = model.fingerprint, 0.0
         self._model = model
         self.last: dict[int, torch.Tensor] = {}
@@ -74,7 +74,8 @@ def driver_of(model: Model, layout: KVLayout | None = None) -> tuple[EngineDrive
     recording = Recording(model)
     cache = KVCache.allocate(model.config, 40, 8, model.dtype, model.device, layout)
     cache.data.fill_(float("nan"))
-    return EngineDriver(Engine(recording, cache, EngineConfig(4, 256))), recording
+    config = EngineConfig(4, min(256, model.num_positions))
+    return EngineDriver(Engine(recording, cache, config)), recording
 
 
 def step(driver: EngineDriver, recording: Recording, seen: dict[str, dict[int, torch.Tensor]]) -> None:

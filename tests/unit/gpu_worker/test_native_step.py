@@ -1,5 +1,6 @@
 """The decoder as one native call per step: the same logits as operation by operation, at any dispatch level."""
 
+import json
 import random
 from pathlib import Path
 from typing import cast
@@ -11,14 +12,18 @@ from kernels.native.library import built_levels, using
 from services.gpu_worker.cache.kv_cache import KVCache
 from services.gpu_worker.engine import Engine, EngineConfig
 from services.gpu_worker.models.decoder import DecoderModel
+from services.gpu_worker.models.families import parse_config
 from services.gpu_worker.models.loading import load_model
 from services.gpu_worker.models.model import ForwardInputs
+from services.gpu_worker.models.weights import open_weights
+from shared.errors import ConfigError
 from shared.sampling import SamplingParams
 from tests.fakes.engine_driver import EngineDriver
 from tests.fakes.tiny_llama import VOCAB_SIZE, generate, write_tiny_llama
 
 LEVELS = [level.name for level in built_levels()]
 LENGTHS = (1, 8, 31, 100)
+BF16, CPU = torch.bfloat16, torch.device("cpu")
 
 
 class Recorder:
@@ -85,6 +90,34 @@ def test_text_is_that_of_transformers(tmp_path: Path, level: str | None) -> None
     with using(level):
         outputs, _ = run(model, 12)
     assert outputs == {str(length): generate(peer, prompt_of(length), 12) for length in LENGTHS}
+
+
+def test_bfloat16_is_not_handed_to_products_that_read_float32(tmp_path: Path) -> None:
+    """At levels without an instruction for bfloat16, a model that was made in it all the same goes by operations."""
+    write_tiny_llama(tmp_path)
+    texts = {}
+    for level in LEVELS:
+        with using(level) as library, open_weights(tmp_path, dtype=BF16, rounded_to=BF16, device=CPU) as weights:
+            config = parse_config(json.loads((tmp_path / "config.json").read_text()), {})
+            model = DecoderModel(config, weights, dtype=BF16, stored_dtype=BF16, device=CPU)
+            assert library is not None and model.is_native == library.takes_bfloat16
+            texts[level], _ = run(model, 4)
+    with using(None):
+        peer, _ = run(cast(DecoderModel, load_model(tmp_path, dtype="bfloat16", device="cpu")), 4)
+    for text in texts.values():
+        assert {name: tokens[0] for name, tokens in text.items()} == {name: tokens[0] for name, tokens in peer.items()}
+
+
+def test_tables_reach_as_far_as_the_longest_row_that_is_served(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path)
+    model = cast(DecoderModel, load_model(tmp_path, dtype="float32", device="cpu", max_model_len=100))
+    assert model.num_positions == 100
+    if model.native is not None:
+        assert {len(layer.rotation) for layer in model.native.tensors.layers} == {100}
+    cache = KVCache.allocate(model.config, 20, 8, model.dtype, model.device)
+    Engine(model, cache, EngineConfig(2, 100))
+    with pytest.raises(ConfigError, match="max_model_len 101: the model has 100 positions"):
+        Engine(model, cache, EngineConfig(2, 101))
 
 
 def test_a_row_that_samples_stores_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

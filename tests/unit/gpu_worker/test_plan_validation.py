@@ -2,6 +2,8 @@
 
 import pytest
 
+from kernels.paged_attention.api import prepare
+from services.gpu_worker.engine import inputs
 from shared.errors import ProtocolError
 from shared.messages import BlockCopies, CopyKind, NewRow, StepPlan, Tick
 from shared.packing import pack_int32
@@ -88,6 +90,34 @@ def test_a_wrong_plan_is_named_and_changes_nothing(fault: str, engine) -> None:
     assert engine.pool.data.nan_to_num().equal(host_before)
     result = engine.step(StepPlan(2, TICK, blocks=blocks((1, 3)), chunks=((1, 6),)))
     assert len(result.tokens) == 8, "the same plan id is still to come, and both rows yield"
+
+
+def test_no_row_grows_past_the_longest_even_if_its_last_block_could_hold_it(make_driver) -> None:
+    """The model's tables end there."""
+    engine = make_driver(num_blocks=4, max_num_seqs=2, block_size=BLOCK_SIZE, max_model_len=12).engine
+    engine.step(StepPlan(1, TICK, added=(new_row(0, 11),), blocks=blocks((0, 0), (0, 1)), chunks=((0, 11),)))
+    engine.step(StepPlan(2, TICK))  # the 12th token
+    with pytest.raises(ProtocolError, match="row 0 has no block for its last token"):
+        engine.step(StepPlan(3, TICK))
+    long = new_row(1, 13)
+    with pytest.raises(ProtocolError, match="chunk up to token 13, blocks for 12"):
+        engine.step(StepPlan(3, TICK, dropped=(0,), added=(long,), blocks=blocks((1, 2), (1, 3)), chunks=((1, 13),)))
+
+
+def test_a_step_takes_no_more_of_the_tables_than_its_contexts_fill(make_driver, monkeypatch) -> None:
+    """Whole sixteens of 64 blocks."""
+    engine = make_driver(num_blocks=NUM_BLOCKS, max_num_seqs=NUM_ROWS, block_size=BLOCK_SIZE).engine
+    widths: list[int] = []
+
+    def record(query_lens, context_lens, tables, k_cache):
+        widths.append(tables.shape[1])
+        return prepare(query_lens, context_lens, tables, k_cache)
+
+    monkeypatch.setattr(inputs, "prepare", record)
+    engine.step(StepPlan(1, TICK, added=(new_row(0),), blocks=blocks((0, 0), (0, 1)), chunks=((0, 10),)))
+    many = blocks(*((1, block) for block in range(2, 19)))
+    engine.step(StepPlan(2, TICK, added=(new_row(1, 130),), blocks=many, chunks=((1, 130),)))
+    assert widths == [16, 32]
 
 
 def test_a_decode_row_without_a_block_for_its_token(engine) -> None:

@@ -1,13 +1,16 @@
 """Every parameter against its definition; draws against the distribution they should follow."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from kernels.sampling.api import sample
 from kernels.sampling.filters import cutoffs
 from kernels.sampling.race import FAN_OUT, num_levels, race
+from services.gpu_worker.sampling import sampler as sampling
 from services.gpu_worker.sampling.philox import exponentials
 from services.gpu_worker.sampling.sampler import Sampler
 from shared.sampling import SamplingParams
@@ -258,6 +261,25 @@ def test_counts_of_many_rows_do_not_mix() -> None:
         assert tokens == expected
         for row, token in enumerate(tokens):
             outputs[row].append(token)
+
+
+@pytest.mark.parametrize("num_drawn", [3, 2])
+def test_rows_are_drawn_from_where_their_logits_lie(num_drawn: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits of a step are many megabytes: nobody copies them to draw from all rows or from some."""
+    places: list[int] = []
+
+    def record(logits: torch.Tensor, **parameters: Any) -> torch.Tensor:
+        places.append(logits.data_ptr())
+        return sample(logits, **parameters)
+
+    monkeypatch.setattr(sampling, "sample", record)
+    three = sampler(3)
+    for row in range(3):
+        temperature = 1.0 if row < num_drawn else 0.0
+        three.add(row, SamplingParams(max_tokens=9, seed=4, temperature=temperature), NO_TOKENS, NO_TOKENS)
+    logits = torch.stack([logits_of(seed) for seed in range(3)])
+    three.sample(logits, np.arange(3), np.zeros(3, np.int64))
+    assert places == [logits.data_ptr()]
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
