@@ -4,6 +4,9 @@ Retries belong to the callers, who know which command may be repeated: the clien
 that was cancelled or timed out closes its connection (redis-py does so): an unread reply would answer the next one.
 """
 
+from collections.abc import Awaitable, Callable
+from typing import Any
+
 import redis
 import redis.asyncio
 from redis.backoff import NoBackoff
@@ -50,18 +53,35 @@ def open_channel_blocking(url: str, *, block_s: float) -> Channel:
     return open_channel(url, timeout_s=block_s + BLOCK_MARGIN_S)
 
 
-def connect_async(url: str, *, timeout_s: float = 5.0) -> redis.asyncio.Redis:
-    """As `connect`, for asyncio. Commands of many tasks share a few connections; who finds none free waits for one."""
+def connect_async(
+    url: str, *, timeout_s: float = 5.0, on_connect: Callable[[], None] | None = None
+) -> redis.asyncio.Redis:
+    """As `connect`, for asyncio. Commands of many tasks share a few connections; who finds none free waits for one.
+
+    A connection that Redis closed while nobody used it is opened anew without a word: `on_connect` is called whenever
+    one was opened, before its first command.
+    """
+    options = _options(timeout_s) | ({} if on_connect is None else {"redis_connect_func": _announced(on_connect)})
     pool = redis.asyncio.BlockingConnectionPool.from_url(
         url,
         max_connections=MAX_CONNECTIONS,
         timeout=timeout_s,
         retry=redis.asyncio.retry.Retry(NoBackoff(), 0),
-        **_options(timeout_s),
+        **options,
     )
     return redis.asyncio.Redis.from_pool(pool)
 
 
-def connect_async_blocking(url: str, *, block_s: float) -> redis.asyncio.Redis:
+def _announced(on_connect: Callable[[], None]) -> Callable[[Any], Awaitable[None]]:
+    async def greet(connection: Any) -> None:
+        await connection.on_connect()
+        on_connect()
+
+    return greet
+
+
+def connect_async_blocking(
+    url: str, *, block_s: float, on_connect: Callable[[], None] | None = None
+) -> redis.asyncio.Redis:
     """As `connect_blocking`, for asyncio."""
-    return connect_async(url, timeout_s=block_s + BLOCK_MARGIN_S)
+    return connect_async(url, timeout_s=block_s + BLOCK_MARGIN_S, on_connect=on_connect)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import redis.asyncio
 
-from services.gateway.streams.channel import Ending, TokenChannel
+from services.gateway.streams.channel import ROLLED_BACK, Ending, TokenChannel
 from shared.keys import Keys
 from shared.messages import FIELD
 from shared.records import RequestRecord, Seat, parse_record
@@ -28,10 +28,12 @@ class Resumption(NamedTuple):
     seat: Seat | None
 
 
-def restore(channel: TokenChannel, record: RequestRecord | None) -> Resumption | None:
-    """Bring a channel up to its record; where it continues, or None if it has ended."""
+def restore(channel: TokenChannel, record: RequestRecord | None, *, is_rolled_back: bool = False) -> Resumption | None:
+    """Bring a channel up to its record; where it continues, or None if it has ended. `is_rolled_back`: Redis lost what
+    it knew, so what it does not know now it may have lost."""
     if record is None:
-        channel.end(Ending.failure("request_lost", "the request's record is gone"))
+        code, message = ROLLED_BACK if is_rolled_back else ("request_lost", "the request's record is gone")
+        channel.end(Ending.failure(code, message))
         return None
     if record.final is not None:
         channel.end_with(record)

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from shared.messages import FINISH_REASONS, EndReason, Final, FinishReason, RequestEvent
 from shared.records import RequestRecord
 
+ROLLED_BACK = ("log_rolled_back", "the message log lost this request, or a part of it that was told")
+"""Code and message: Redis lost a request, or tokens that the client has and that were computed otherwise since."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ending:
@@ -102,7 +105,7 @@ class TokenChannel:
         if self.ending is not None or num_known < 0:
             return
         if num_known and not self._repeats(first_index, tokens[:num_known]):
-            self.end(Ending.failure("log_rolled_back", "the message log lost what was told and went on otherwise"))
+            self.end(Ending.failure(*ROLLED_BACK))
             return
         fresh = tokens[num_known : num_known + self.capacity - self.committed]
         if fresh:
@@ -111,6 +114,10 @@ class TokenChannel:
 
     def _repeats(self, first_index: int, tokens: Sequence[int]) -> bool:
         return list(self._all[first_index : first_index + len(tokens)]) == list(tokens)
+
+    def withdraw(self, count: int) -> None:
+        """The request was ended from outside after `count` tokens: of later ones only those count that were taken."""
+        del self._all[max(count, self._num_taken) :]
 
     def end(self, ending: Ending) -> None:
         """Nothing follows. The first ending counts."""

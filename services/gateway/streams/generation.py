@@ -157,7 +157,7 @@ class Generation:
         except RedisFailure as error:
             raise Unavailable("the message log is unreachable", reason="redis_unreachable") from error
         for sequence in self._sequences.values():
-            if sequence.channel.ending is not None and sequence.channel.committed < sequence.num_received:
+            if sequence.has_been_told_too_much:
                 raise InvalidRequest("Last-Event-ID: more tokens than this response has", param="Last-Event-ID")
 
     @property

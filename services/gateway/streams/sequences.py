@@ -89,6 +89,14 @@ class RunningSequence:
     def is_beam_search(self) -> bool:
         return self.submission.params.beam_width > 0
 
+    @property
+    def has_been_told_too_much(self) -> bool:
+        """Whether the client claims tokens that never were. Of a request that was ended from outside some may have been
+        told that its record does not hold: they came while its end was on its way."""
+        ending = self.channel.ending
+        is_natural = ending is not None and ending.reason in (FinishReason.STOP, FinishReason.LENGTH)
+        return is_natural and self.channel.committed < self.num_received
+
     def read(self) -> News:
         """Take what waits in the channel and turn it into client output."""
         tokens, ending = self.channel.take()
@@ -104,6 +112,8 @@ class RunningSequence:
         if ending is not None and reason is None:
             text += self.output.close().text
             reason = None if failed else ending.reason
+        if self.num_received > self.output.num_tokens:
+            text = ""  # ended from outside before tokens that the client has already
         return News(text, delta, len(tokens) > 0, ending, None if reason is None else str(reason))
 
 

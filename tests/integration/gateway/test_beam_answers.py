@@ -68,7 +68,7 @@ def test_every_prompt_is_searched_by_itself(scene: Scene) -> None:
 def test_a_terminal_event_that_was_missed_is_made_up_for(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """The event is lost to this reader; the record still tells."""
     reader = scene.gateway.state.engine.reader
-    monkeypatch.setattr(reader, "_quiet_s", 0.2)
+    monkeypatch.setattr(reader.quiet, "quiet_s", 0.2)
     scene.scripts["go"] = Script((), end=None, hypotheses=FOUND[:1], hold_after=0)
     results: list[Any] = []
 
@@ -78,7 +78,7 @@ def test_a_terminal_event_that_was_missed_is_made_up_for(scene: Scene, monkeypat
     thread = threading.Thread(target=ask)
     thread.start()
     scene.gateway.wait_for(lambda: reader.num_live == 1)
-    monkeypatch.setattr(reader._follower, "apply", lambda _: [])
+    monkeypatch.setattr(reader._live.follower, "apply", lambda _: [])
     scene.pool.release()
     thread.join()
     assert texts_of(results[0]) == ["to be"]

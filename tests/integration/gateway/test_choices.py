@@ -154,7 +154,7 @@ def test_leaving_aborts_every_choice(scene: Scene, fields: dict[str, Any]) -> No
     scene.scripts["go"] = Script(spell("some text"), end=None)
     sock = send_request(scene, {"prompt": "go", **fields})
     reader = scene.gateway.state.engine.reader
-    scene.gateway.wait_for(lambda: [c.committed for c in reader._all_channels()] == [9] * 4)
+    scene.gateway.wait_for(lambda: [c.committed for c in reader.channels] == [9] * 4)
     sock.close()
     aborts = scene.pool.wait_for(lambda: len(found := scene.pool.messages(Abort)) == 4 and found)
     assert {a.request_id for a in aborts} == set(scene.pool.submissions)
@@ -265,7 +265,7 @@ def test_a_gateway_that_missed_the_steps_ranks_alike(scene: Scene) -> None:
     thread = threading.Thread(target=ask)
     thread.start()
     reader = scene.gateway.state.engine.reader
-    scene.gateway.wait_for(lambda: [c.committed for c in reader._all_channels()] == [3] * 3)
+    scene.gateway.wait_for(lambda: [c.committed for c in reader.channels] == [3] * 3)
     scene.pool.lost_steps = 4
     scene.pool.release()
     thread.join()

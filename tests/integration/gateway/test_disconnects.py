@@ -31,7 +31,7 @@ def test_leaving_aborts(scene: Scene, stream: bool, state: str, how: str) -> Non
     (request_id,) = scene.pool.wait_for(lambda: list(scene.pool.submissions))
     reader = scene.gateway.state.engine.reader
     expected = 0 if state == "waiting" else 5
-    scene.gateway.wait_for(lambda: [c.committed for c in reader._all_channels()] == [expected])
+    scene.gateway.wait_for(lambda: [c.committed for c in reader.channels] == [expected])
     if how == "reset":
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
     sock.close()

@@ -13,12 +13,12 @@ import redis
 from services.cli.redis_server import find_redis_server
 from services.gateway.text.tokenizer import TextTokenizer
 from shared.keys import Keys
-from shared.messages import FIELD, EndReason, StepResult, encode
+from shared.messages import FIELD, EndReason, FinishReason, StepResult, encode
 from shared.redis_client import connect
 from tests.fakes.byte_model import answer, spell
 from tests.fakes.gateway_server import RunningGateway
 from tests.fakes.scripted_pool import Script, ScriptedPool
-from tests.fakes.sse_reader import SseStream
+from tests.fakes.sse_reader import SseStream, parse_sse
 from tests.harness.ports import free_port
 from tests.integration.gateway.conftest import OpenScene, Scene
 
@@ -62,7 +62,7 @@ class BrokenStream:
 
 
 def committed(scene: Scene) -> int:
-    return sum(c.committed for c in scene.gateway.state.engine.reader._all_channels())
+    return sum(c.committed for c in scene.gateway.state.engine.reader.channels)
 
 
 def test_rows_of_one_worker_and_of_two_interleave(open_scene: OpenScene) -> None:
@@ -128,7 +128,7 @@ def test_a_lost_record_ends_the_stream_with_an_error(
     open_scene: OpenScene, redis_client: redis.Redis, keys: Keys
 ) -> None:
     scene = open_scene()
-    scene.gateway.state.engine.reader._quiet_s = 0.3
+    scene.gateway.state.engine.reader.quiet.quiet_s = 0.3
     scene.scripts["go"] = Script(spell("x"), end=None)
     broken = BrokenStream(scene, "go")
     scene.gateway.wait_for(lambda: committed(scene) == 1)
@@ -138,7 +138,7 @@ def test_a_lost_record_ends_the_stream_with_an_error(
 
 def test_a_pool_that_stays_away_ends_streams_and_refuses_new_ones(open_scene: OpenScene) -> None:
     scene = open_scene(outage_limit_s=1.5, admission_grace_s=0.5)
-    scene.gateway.state.engine.reader._quiet_s = 0.3
+    scene.gateway.state.engine.reader.quiet.quiet_s = 0.3
     scene.scripts["go"] = Script(spell("x"), end=None)
     broken = BrokenStream(scene, "go")
     scene.gateway.wait_for(lambda: committed(scene) == 1)
@@ -210,17 +210,52 @@ def test_streams_survive_a_restart_of_redis(
 
 
 def test_a_flushed_redis_ends_streams_and_serves_again(open_scene: OpenScene, redis_client: redis.Redis) -> None:
+    """No connection breaks, and nobody waits for a stream to have been quiet for a while."""
     scene = open_scene()
-    scene.gateway.state.engine.reader._quiet_s = 0.3
+    scene.gateway.state.engine.reader.quiet.quiet_s = 3600
     scene.scripts["go"] = Script(spell("x"), end=None)
     broken = BrokenStream(scene, "go")
     scene.gateway.wait_for(lambda: committed(scene) == 1)
     scene.pool.stop()
     redis_client.flushall()
-    assert broken.error_code() == "request_lost"
+    assert broken.error_code() == "log_rolled_back"
     with ScriptedPool(scene.gateway.settings.redis_url, Keys("test"), lambda s: answer("again")):
         scene.gateway.wait_ready()
         assert scene.text_of("x") == "again"
+
+
+def test_a_request_that_redis_lost_was_rolled_back(scene: Scene, redis_client: redis.Redis, keys: Keys) -> None:
+    """Redis was started anew and does not know the request any more: no record says that it ever was."""
+    reader = scene.gateway.state.engine.reader
+    scene.scripts["go"] = Script(spell("x"), end=None)
+    broken = BrokenStream(scene, "go")
+    scene.gateway.wait_for(lambda: committed(scene) == 1)
+    redis_client.delete(keys.request(next(iter(scene.pool.submissions))))
+    reader._source._run_id = "that of the Redis before"
+    assert broken.error_code() == "log_rolled_back"
+    assert reader.counters.losses == 1
+
+
+def test_tokens_behind_an_end_from_outside_count_only_if_they_were_told(scene: Scene) -> None:
+    """A step may reach the log while the end that does not know of it is on its way: gateways read it first."""
+    scene.scripts["go"] = Script(spell("told"), end=None)
+    headers = {"X-Resume-Window": "30"}
+    body = {"model": "bytes", "prompt": "go", "stream": True, "stream_options": {"include_usage": True}}
+    with scene.gateway.http.stream("POST", "/v1/completions", json=body, headers=headers) as response:
+        request_id = response.headers["x-request-id"]
+        scene.gateway.wait_for(lambda: committed(scene) == 4)
+        scene.pool.pause()
+        time.sleep(0.1)
+        scene.pool._drop(request_id, FinishReason.ABORT, 2)
+        scene.pool.resume()
+        told = parse_sse(response.iter_lines())
+    assert told.text() == "told" and told.finish_reasons() == ["abort"]
+    cut = next(i for i, event in enumerate(told.events) if event.event_id == "4")
+    url = f"/v1/requests/{request_id}/stream"
+    with scene.gateway.http.stream("GET", url, headers={"Last-Event-ID": told.events[cut].event_id or ""}) as response:
+        assert response.status_code == 200, response.read()
+        rest = parse_sse(response.iter_lines())
+    assert rest.text() == "" and rest.finish_reasons() == ["abort"]
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["as before", "otherwise"])
@@ -238,7 +273,7 @@ def test_what_redis_lost_is_never_told_twice_or_otherwise(
     pool.pause()
     time.sleep(0.1)
     pool.roll_back(3, answer(text if same else "0123xxxxxx"))
-    reader._run_id = "that of the Redis before"
+    reader._source._run_id = "that of the Redis before"
     redis_client.client_kill_filter(_type="normal", skipme=True)
     pool.resume()
     if isinstance(streams, BrokenStream):
@@ -254,7 +289,7 @@ def test_another_redis_is_recognised_though_its_log_is_longer(scene: Scene, redi
     scene.scripts["go"] = answer("0123456789", hold_after=6)
     streams = Streams(scene, ["go"])
     scene.gateway.wait_for(lambda: committed(scene) == 6)
-    reader._run_id = "that of the Redis before"
+    reader._source._run_id = "that of the Redis before"
     scene.pool.pause()
     time.sleep(0.1)
     redis_client.client_kill_filter(_type="normal", skipme=True)

@@ -51,7 +51,7 @@ def test_deleting_ends_the_stream_and_may_be_repeated(scene: Scene) -> None:
     with http.stream("POST", "/v1/completions", json={"prompt": "go", "stream": True}) as response:
         request_id = response.headers["x-request-id"]
         scene.pool.wait_for(lambda: scene.pool.submissions)
-        scene.gateway.wait_for(lambda: [c.committed for c in scene.gateway.state.engine.reader._all_channels()] == [9])
+        scene.gateway.wait_for(lambda: [c.committed for c in scene.gateway.state.engine.reader.channels] == [9])
         assert http.delete(f"/v1/requests/{request_id}").status_code == 200
         stream = parse_sse(response.iter_lines())
     assert stream.is_done and stream.text() == "some text" and stream.finish_reasons() == ["abort"]

@@ -123,7 +123,7 @@ def test_while_it_runs_every_cut_goes_on_exactly(scene: Scene, another: Another,
         request_id = response.headers["x-request-id"]
         scene.pool.wait_for(lambda: scene.pool.submissions)
         first = scene.gateway.state.engine.reader
-        scene.gateway.wait_for(lambda: [c.committed for c in first._all_channels()] == [hold])
+        scene.gateway.wait_for(lambda: [c.committed for c in first.channels] == [hold])
         if folded:
             scene.pool.fold()
         cuts = [str(count) for count in range(1, hold + 1)]

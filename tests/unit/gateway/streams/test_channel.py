@@ -75,3 +75,14 @@ def test_no_more_than_the_capacity_is_taken() -> None:
     channel.offer(1, [2, 3, 4, 5])
     channel.offer(3, [6])
     assert list(channel.take()[0]) == [1, 2, 3]
+
+
+def test_what_nobody_took_is_withdrawn_by_an_end_from_outside() -> None:
+    channel = TokenChannel("r", 10, lambda _: None)
+    channel.offer(0, [1, 2, 3])
+    assert channel.take()[0].tolist() == [1, 2, 3]
+    channel.offer(3, [4, 5, 6])
+    channel.withdraw(5)
+    assert channel.take()[0].tolist() == [4, 5]
+    channel.withdraw(2)
+    assert channel.committed == 5, "what was taken stays"
