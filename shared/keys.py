@@ -58,7 +58,7 @@ class Keys:
 
     def request(self, request_id: str) -> str:
         """Hash: `submission`, `output`, `logprobs`, `log_id`, `seat`, `final`; that of a response's first request also
-        `head` and `attach`."""
+        `head`, `attach` and `holders`, or `gone` alone if its client left before it was queued."""
         return self._key("request", request_id)
 
     @property

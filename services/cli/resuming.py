@@ -22,8 +22,10 @@ from shared.errors import PagewireError
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 SILENCE_S = 60.0
 """A gateway that has nothing to say sends a comment every 10 s: after so much silence it is not there."""
-PASSING = frozenset({"shutting_down", "redis_unreachable", "starting", "step_log_stalled"})
+PASSING = frozenset({"shutting_down", "redis_unreachable", "starting", "step_log_stalled", "internal_error"})
 """Codes of errors after which another gateway, or a later try, goes on with the stream."""
+MOST_FAULTS = 3
+"""Internal errors at one place of the stream: it is not the gateway then."""
 
 Chunk = dict[str, Any]
 
@@ -57,6 +59,8 @@ class ResumingStream:
         self._is_answered = self._was_sent = False
         self._pause_s = FIRST_PAUSE_S
         self._alive_at = time.monotonic()
+        self._fault = ("", 0)
+        """Where the stream was when a gateway last failed of itself, and how often it did there."""
         self.request_id = ""
         """Known with the first answer."""
         self.num_resumed = 0
@@ -122,10 +126,18 @@ class ResumingStream:
 
     def _check_chunk(self, chunk: Chunk) -> None:
         error = chunk.get("error")
-        if error and error.get("code") in PASSING:
+        if error and error.get("code") in PASSING and not self._is_hopeless(error["code"]):
             raise _Interrupted(str(error["code"]))
         if error:
             raise ServerError(str(error.get("message", "error")))
+
+    def _is_hopeless(self, code: str) -> bool:
+        """Whether gateways failed at this place again and again."""
+        if code != "internal_error":
+            return False
+        at, count = self._fault
+        self._fault = (self._last_event_id, count + 1 if at == self._last_event_id else 1)
+        return self._fault[1] > MOST_FAULTS
 
     def _wait(self, error: Exception) -> None:
         """Before the next try, elsewhere if there are several addresses."""

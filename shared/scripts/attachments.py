@@ -33,8 +33,9 @@ def leave(
     window_s: float,
     aborts: Sequence[Abort],
 ) -> None:
-    """Its client left the gateway that holds `number` (None: whichever holds it). It goes on for the window; if that is
-    0 the requests in `aborts` are aborted. Nothing happens if it ended, or if a later attachment holds it."""
+    """Its client left the gateway that holds `number` (None: all that hold it). It goes on for the window; if that is 0
+    the requests in `aborts` are aborted, or will not be queued if they come later than this. Nothing happens if it
+    ended, or while others hold it: then the last one decides."""
     told = "" if number is None else str(number)
     _call(pipe, keys, response_id, "leave", response_id, told, _ms(window_s), *map(encode, aborts))
 

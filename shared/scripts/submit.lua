@@ -4,7 +4,7 @@
 -- ARGV: record ttl s, idempotency value to store ('' = no key), idempotency ttl s, response head ('' = none), window ms,
 --       id of a step-log entry before the tokens, the caller's most live responses, tokens/s, burst in ms (0: no limit),
 --       then of each request: id, submission, Submit entry, prompt tokens
--- Answers ACCEPTED, id of the first | DUPLICATE, id | CONFLICT, id | FULL, field, 1 if not even one has room
+-- Answers ACCEPTED, id of the first | DUPLICATE, id | CONFLICT, id | GONE, id: its client left before | FULL, field, 1 if not even one has room
 --         | LIMITED, concurrency or tokens, retry after ms
 local ttl, claim, claim_ttl, head, window = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 local log_id, most_live, rate, burst = ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
@@ -39,6 +39,7 @@ end
 -- The same submissions again: the reply of the first try was lost.
 if own == count then return {'ACCEPTED', request_id} end
 if taken then return {'DUPLICATE', taken} end
+if redis.call('HEXISTS', key(0), 'gone') == 1 then return {'GONE', request_id} end
 
 local l = redis.call('HMGET', KEYS[2], 'submitted', 'left', 'cap_requests', 'submitted_tokens', 'left_tokens', 'cap_tokens')
 local function number(i) return tonumber(l[i] or 0) or 0 end
@@ -73,7 +74,7 @@ for i = 0, count - 1 do
   redis.call('XADD', KEYS[1], '*', 'm', arg(i, 2))
 end
 if head ~= '' then
-  redis.call('HSET', key(0), 'head', head)
+  redis.call('HSET', key(0), 'head', head, 'holders', ',0,')
   redis.call('ZADD', KEYS[4], now + window, request_id)
   if most_live > 0 then
     redis.call('SADD', KEYS[5], request_id)

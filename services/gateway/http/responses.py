@@ -178,8 +178,7 @@ class StreamResponse(GenerationResponse):
                 raise
             except Exception as error:
                 await _write(send, self._error(error))
-                if isinstance(error, GenerationFailed):
-                    self._generation.cause = error.code
+                self._generation.cause = error.code if isinstance(error, GenerationFailed) else "internal_error"
                 return
         await send({"type": "http.response.body", "body": self._closing(), "more_body": False})
 

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Attachment:
-    """One hold on a response. `number` decides whose leaving counts: that of the latest one."""
+    """One hold on a response, under a number of its own. The leaving of the last one counts."""
 
     response_id: str
     window_s: float

@@ -32,7 +32,14 @@ from shared.scripts.quotas import Quota
 
 _STATUS = {"generation_failed": 500, "rejected": 400, "deadline_exceeded": 504}
 _CLIENT_ENDS = ("client_disconnect", "slow_client")
-_GATEWAY_ENDS = ("cancelled", "shutting_down")
+_GATEWAY_ENDS = (
+    "cancelled",
+    "shutting_down",
+    "internal_error",
+    "redis_unreachable",
+    "pool_unavailable",
+    "log_gap",
+)
 """Causes that are no fault of the request: its client may go on with it at another gateway."""
 
 logger = logging.getLogger(__name__)
@@ -347,7 +354,8 @@ class Generation:
         """How long it goes on; 0: not at all."""
         attachment = self.attachment
         is_left = attachment.is_resumable and self.cause in _CLIENT_ENDS
-        not_taken = self.is_resumed and self.cause == "refused"
+        # One that Redis did not confirm may be queued: who repeats it under its key shall find it, not an aborted one.
+        not_taken = self.cause == "refused" and (self.is_resumed or attachment.is_resumable)
         goes_on = is_left or not_taken or self.cause in _GATEWAY_ENDS
         return attachment.window_s if goes_on else 0.0
 

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.resuming import ResumingStream, ServerError
+from services.cli.resuming import MOST_FAULTS, ResumingStream, ServerError
+from services.gateway.text.tokenizer import TextTokenizer
 from shared.keys import Keys
 from shared.messages import Abort
 from tests.fakes.byte_model import answer, spell, write_byte_model
+from tests.fakes.gateway_server import RunningGateway
 from tests.fakes.scripted_pool import Script, ScriptedPool
 from tests.harness.ports import free_port
 from tests.integration.gateway.test_process import gateway_process, wait_ready
@@ -52,6 +54,31 @@ def test_a_stream_outlives_its_gateway(pool: ScriptedPool, model: Path, redis_ur
     assert [c["choices"][0]["finish_reason"] for c in chunks if c["choices"]][-1] == "stop"
     assert [c["usage"]["completion_tokens"] for c in chunks if c["usage"]] == [len(spell(TEXT)) + 1]
     assert pool.messages(Abort) == [] and len(pool.submissions) == 1
+
+
+def test_a_fault_of_the_gateway_is_passed_over(pool: ScriptedPool, model: Path, redis_url: str) -> None:
+    with RunningGateway(TextTokenizer.from_folder(model), model=model, redis_url=redis_url) as gateway:
+        stream = ResumingStream(gateway.wait_ready().url, "/v1/completions", BODY)
+        chunks = []
+        for chunk in stream:
+            chunks.append(chunk)
+            if len(chunks) == 5:
+                fail = gateway.state.engine.reader.fail_all
+                gateway.loop.call_soon_threadsafe(fail, "internal_error", "this gateway failed")
+                pool.release()
+    assert stream.num_resumed == 1 and text_of(chunks) == TEXT
+    assert pool.messages(Abort) == []
+
+
+def test_a_fault_that_comes_back_is_told(pool: ScriptedPool, model: Path, redis_url: str) -> None:
+    """A search without results is an internal error at every gateway."""
+    pool.release()
+    body = {"prompt": "go", "use_beam_search": True, "n": 2}
+    with RunningGateway(TextTokenizer.from_folder(model), model=model, redis_url=redis_url) as gateway:
+        stream = ResumingStream(gateway.wait_ready().url, "/v1/completions", body)
+        with pytest.raises(ServerError, match="internal error"):
+            list(stream)
+    assert stream.num_resumed == MOST_FAULTS
 
 
 def test_it_waits_for_the_one_address_to_come_back(pool: ScriptedPool, model: Path, redis_url: str) -> None:

@@ -12,12 +12,14 @@ from typing import Any
 
 import httpx
 import pytest
+import redis
 
 from services.gateway.output.output_function import OutputFunction
-from services.gateway.streams import custody
+from services.gateway.streams import custody, intake
 from services.gateway.text.tokenizer import TextTokenizer
 from shared.keys import Keys
 from shared.messages import Abort, Stop
+from shared.scripts import submit
 from tests.fakes.byte_model import answer, spell
 from tests.fakes.gateway_server import RunningGateway
 from tests.fakes.scripted_pool import Script
@@ -252,11 +254,11 @@ def test_a_window_stays_ahead_while_the_client_is_here(
     body = {"prompt": "go", "stream": True}
     with scene.gateway.http.stream("POST", "/v1/completions", json=body, headers=headers) as response:
         request_id = response.headers["x-request-id"]
-        redis: Any = scene.pool.client
-        first = redis.zscore(keys.windows, request_id)
+        client: Any = scene.pool.client
+        first = client.zscore(keys.windows, request_id)
         time.sleep(1.5)
         assert scene.pool.messages(Abort) == []
-        assert redis.zscore(keys.windows, request_id) - first > 1000
+        assert client.zscore(keys.windows, request_id) - first > 1000
         scene.pool.release()
         assert parse_sse(response.iter_lines()).text() == TEXT
 
@@ -302,6 +304,59 @@ def test_only_the_latest_attachment_may_abort(scene: Scene, another: Another) ->
         second.close()
         (abort,) = scene.pool.wait_for(lambda: scene.pool.messages(Abort))
         assert abort == Abort(request_id, "client_disconnect", 1)
+
+
+def test_a_second_stream_that_leaves_does_not_end_the_first(scene: Scene, another: Another) -> None:
+    """Neither at once nor by a shorter window of its own."""
+    scene.scripts["go"] = answer(TEXT, hold_after=5)
+    other = another()
+    with scene.gateway.http.stream("POST", "/v1/completions", json={"prompt": "go", "stream": True}) as first:
+        request_id = first.headers["x-request-id"]
+        for headers in ({}, {"X-Resume-Window": "1"}):
+            with other.http.stream("GET", f"/v1/requests/{request_id}/stream", headers=headers) as second:
+                assert second.status_code == 200
+            other.wait_for(lambda: other.state.engine.reader.num_live == 0 or len(other.state.engine.background))
+        time.sleep(1.5)
+        assert scene.pool.messages(Abort) == []
+        scene.pool.release()
+        assert parse_sse(first.iter_lines()).text() == TEXT
+
+
+@pytest.mark.parametrize("code", ["internal_error", "redis_unreachable", "pool_unavailable", "log_gap"])
+def test_what_a_gateway_could_not_finish_goes_on_elsewhere(scene: Scene, another: Another, code: str) -> None:
+    scene.scripts["go"] = answer(TEXT, hold_after=9)
+    failing = another()
+    with failing.http.stream("POST", "/v1/completions", json={"prompt": "go", "stream": True}) as response:
+        request_id = response.headers["x-request-id"]
+        failing.loop.call_soon_threadsafe(failing.state.engine.reader.fail_all, code, "trouble")
+        with pytest.raises(httpx.RemoteProtocolError):
+            list(response.iter_lines())
+    failing.wait_for(lambda: failing.metric("requests_detached_total", reason=code) == 1)
+    scene.pool.release()
+    assert resume(scene.gateway, request_id, "0").text() == TEXT
+    assert scene.pool.messages(Abort) == []
+
+
+def test_a_submission_that_was_not_confirmed_is_found_under_its_key(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was queued, but no reply came: the client is told 503, and its second try must not meet an aborted request."""
+    scene.scripts["go"] = answer(TEXT, hold_after=5)
+
+    async def without_reply(*args: Any, **options: Any) -> None:
+        await submit(*args, **options)
+        raise redis.ConnectionError
+
+    headers = {"Idempotency-Key": "k"}
+    with monkeypatch.context() as patch:
+        patch.setattr(intake, "submit", without_reply)
+        first = scene.gateway.http.post("/v1/completions", json={"prompt": "go"}, headers=headers)
+        assert first.status_code == 503
+    scene.pool.wait_for(lambda: scene.pool.submissions)
+    scene.pool.release()
+    second = scene.gateway.http.post("/v1/completions", json={"prompt": "go"}, headers=headers)
+    assert second.json()["choices"][0] | {"text": TEXT, "finish_reason": "stop"} == second.json()["choices"][0]
+    assert len(scene.pool.submissions) == 1 and scene.pool.messages(Abort) == []
 
 
 def test_a_killed_gateway_costs_nothing(scene: Scene, byte_model: Path, redis_url: str) -> None:
