@@ -99,6 +99,7 @@ class Chores:
     def _abort_late(self, core: SchedulerCore) -> None:
         """By way of intake, so that whoever follows or replays sees it."""
         now = self._wall()
+        self.deadlines.forget_ended(core)
         if self.deadlines.next_at() > now:
             return
         late = self.deadlines.take(core, now)

@@ -5,11 +5,14 @@ The core knows nothing of it, and replay sees an abort where it came.
 
 from collections.abc import Iterable
 from enum import IntEnum
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import SchedulerCore
 from shared.messages import DEADLINE_CAUSES, Abort, Submission
+
+SLACK = 1000
+"""Deadlines of ended requests that are kept, besides as many as there are of live ones: most end long before theirs."""
 
 
 class Deadline(IntEnum):
@@ -33,6 +36,12 @@ class Deadlines:
             for kind, seconds in zip(Deadline, submission.deadlines, strict=False):
                 if seconds > 0:
                     heappush(self._due, (submission.created + seconds, submission.request_id, kind))
+
+    def forget_ended(self, core: SchedulerCore) -> None:
+        """Drop what is due of requests that have ended, if it has become much. All added ones must be in the core."""
+        if len(self._due) > 2 * len(Deadline) * len(core.requests) + SLACK:
+            self._due = [due for due in self._due if due[1] in core.requests]
+            heapify(self._due)
 
     def next_at(self) -> float:
         """When the next one is due; never: infinity."""

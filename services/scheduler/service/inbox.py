@@ -10,6 +10,7 @@ from shared.channel import Channel, Command
 from shared.errors import ProtocolError
 from shared.keys import Keys
 from shared.messages import Decoder, IntakeMessage, LogMessage, StepResult
+from shared.records import LIVE_TTL_S
 from shared.redis_client import RedisFailure
 from shared.streams import Entry, raw_entries, xread
 
@@ -124,6 +125,9 @@ class Inbox:
         logs.warning("message_unreadable", stream=stream, entry_id=entry.entry_id, error=type(error).__name__)
         try:
             fields = {"id": entry.entry_id, "m": entry.payload}
-            self._client.xadd(f"{stream}:dead", fields, maxlen=DEAD_LETTERS)  # type: ignore[arg-type]
+            with self._client.pipeline(transaction=False) as pipe:
+                pipe.xadd(f"{stream}:dead", fields, maxlen=DEAD_LETTERS)  # type: ignore[arg-type]
+                pipe.expire(f"{stream}:dead", LIVE_TTL_S)  # it may hold text
+                pipe.execute()
         except RedisFailure:
             pass

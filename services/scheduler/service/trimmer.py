@@ -39,7 +39,7 @@ class Saved(NamedTuple):
     ended: tuple[Incarnation, ...]
     """Incarnations whose plan streams nobody needs any more."""
     cached: tuple[Incarnation, ...] = ()
-    """Those whose cached blocks belong to it."""
+    """Those whose cached blocks belong to it: all live ones."""
 
 
 KEEP_USAGE_S = 7 * 86_400.0
@@ -109,7 +109,8 @@ class Trimmer:
                 # Exactly: a plan holds the prompts of the rows that it adds.
                 pipe.xtrim(self._keys.plans(worker, number), minid=f"{answered + 1}-0", approximate=False)
             if now:
-                plans = (self._keys.plans(worker, number) for worker, number in saved.answered)
+                lanes = dict.fromkeys((*saved.answered, *saved.cached))  # the first plan may be unanswered yet
+                plans = (self._keys.plans(worker, number) for worker, number in lanes)
                 blocks = (self._keys.cached_blocks(worker, number) for worker, number in saved.cached)
                 for name in (self._keys.steps, self._keys.intake, self._keys.snapshot, *plans, *blocks):
                     pipe.expire(name, LIVE_TTL_S)

@@ -122,6 +122,27 @@ def test_a_plan_in_flight_is_never_cut(redis_url: str, keys: Keys) -> None:
     assert left == ["6-0", "7-0"]
 
 
+def test_plans_that_nobody_has_answered_do_not_stay_for_ever(redis_url: str, keys: Keys) -> None:
+    """Worker and leader may be gone for good before the first answer; a plan holds prompts."""
+    client = connect(redis_url)
+    client.xadd(keys.plans("worker-0", 1), {"m": b"x"}, id="1-0")
+    trimmer = Trimmer(keys, keep_s=0, keep_bytes=0)
+    trimmer.on_saved(Saved("1-0", "0-0", {}, (), cached=(Incarnation("worker-0", 1),)))
+    trimmer.run(client, now=1.0)
+    assert client.ttl(keys.plans("worker-0", 1)) > 0
+    client.close()
+
+
+def test_what_is_kept_aside_does_not_stay_for_ever(pool: Pool) -> None:
+    pool.worker()
+    scheduler = pool.scheduler().start()
+    wait_for(lambda: scheduler.leader is not None)
+    streams = (pool.keys.intake, pool.keys.steps)
+    for stream in streams:
+        pool.client.xadd(stream, {"m": b"no message"})
+    wait_for(lambda: all(pool.client.ttl(f"{stream}:dead") > 0 for stream in streams))
+
+
 def test_text_does_not_outlive_its_records(pool: Pool) -> None:
     """Case 137: prompts and outputs are token ids, which is their text. Once the records are gone nothing has them, but
     what has a time to live because nobody leads any more."""
