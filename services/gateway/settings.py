@@ -45,6 +45,8 @@ class Settings(BaseSettings):
     insecure: bool = False
     """Whether an address that others reach is served without any key."""
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024)
+    max_bodies_bytes: int = Field(256 * 1024 * 1024, ge=1024)
+    """Of all bodies together that are read, or were and are not queued yet."""
     metrics_prefix: str = Field("pagewire:", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")
     record_ttl_s: int = Field(LIVE_TTL_S, ge=60)
     resume_window_s: float = Field(60.0, ge=1, le=3600)

@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 from services.gateway.background import Background
 from services.gateway.cancelling import cancel_and_wait
 from services.gateway.health import PoolMonitor, Readiness
+from services.gateway.http.body import BodyRoom
 from services.gateway.metrics import Metrics
 from services.gateway.settings import Settings
-from services.gateway.streams.custody import Custody
-from services.gateway.streams.generation import Engine
+from services.gateway.streams.custody import PATIENCE_S, Custody
+from services.gateway.streams.engine import Engine
 from services.gateway.streams.intake import Intake
 from services.gateway.streams.reader import StepLogReader
 from services.gateway.text.tokenizer import TextTokenizer
@@ -47,6 +48,7 @@ class GatewayState:
     tracing: Tracing
     lease: LeaseKeeper
     text_pool: ThreadPoolExecutor
+    body_room: BodyRoom
     started: float
     """Unix time."""
 
@@ -101,8 +103,9 @@ async def open_gateway(
     """Start the gateway's tasks; stop them behind the block. `on_fatal`: a task died of a fault of ours."""
     keys = Keys(settings.pool)
     client = connect_async(settings.redis_url)
-    health_client = connect_async(settings.redis_url)  # of its own: health waits behind no burst of requests
-    monitor = PoolMonitor(health_client, keys, admission_grace_s=settings.admission_grace_s)
+    # Of its own: health and windows wait behind no burst of requests, nor long for an answer that does not come.
+    prompt_client = connect_async(settings.redis_url, timeout_s=PATIENCE_S)
+    monitor = PoolMonitor(prompt_client, keys, admission_grace_s=settings.admission_grace_s)
     reader = StepLogReader(
         settings.redis_url, keys, outage_limit_s=settings.outage_limit_s, pool_outage_s=monitor.outage_s
     )
@@ -110,7 +113,7 @@ async def open_gateway(
     metrics = Metrics(settings.metrics_prefix, settings.model_names[0], lambda: monitor.view, lambda: reader.num_live)
     tracing = Tracing(settings.trace_exporter)
     text_pool = ThreadPoolExecutor(settings.text_threads, "text")
-    custody, background = Custody(health_client, keys), Background()
+    custody, background = Custody(prompt_client, keys), Background()
     state = GatewayState(
         settings=settings,
         engine=Engine(reader, intake, metrics, custody, background, tokenizer, text_pool),
@@ -118,6 +121,7 @@ async def open_gateway(
         tracing=tracing,
         lease=LeaseKeeper(settings.redis_url, keys, _lease(settings)).start(),
         text_pool=text_pool,
+        body_room=BodyRoom(settings.max_bodies_bytes),
         started=time.time(),
     )
     tasks = [_background(run(), on_fatal) for run in (monitor.run, reader.run, intake.run, custody.run)]
@@ -131,7 +135,7 @@ async def open_gateway(
         state.text_pool.shutdown(wait=False, cancel_futures=True)
         tracing.close()
         await client.aclose()
-        await health_client.aclose()
+        await prompt_client.aclose()
 
 
 def _background(work: Coroutine[Any, Any, None], on_fatal: Callable[[], None]) -> asyncio.Task[None]:

@@ -12,9 +12,10 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 local function give_up(first)
-  if redis.call('ZREM', KEYS[2], id) == 0 then return 0 end
+  if not redis.call('ZSCORE', KEYS[2], id) then return 0 end
+  -- First, because a Redis without memory refuses it: then it stays a member, and is given up another time.
   for i = first, #ARGV do redis.call('XADD', KEYS[3], '*', 'm', ARGV[i]) end
-  return 1
+  return redis.call('ZREM', KEYS[2], id)
 end
 
 -- Takes a number out of the holders; whether others are left.

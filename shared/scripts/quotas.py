@@ -6,10 +6,12 @@ Prompts are charged when they are accepted, outputs when they end: while the buc
 
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
 
 import redis.asyncio
 
 from shared.keys import Keys
+from shared.records import read_heads
 
 _SOURCE = files(__package__).joinpath("charge.lua").read_text()
 
@@ -31,6 +33,24 @@ class Quota:
 
 
 def charge(pipe: redis.asyncio.client.Pipeline, keys: Keys, quota: Quota, num_tokens: int) -> None:
-    """Take output tokens from the caller's bucket."""
-    if quota.tokens_per_s > 0 and num_tokens > 0:
-        pipe.eval(_SOURCE, 1, keys.bucket(quota.name), num_tokens, quota.tokens_per_s)
+    """Take output tokens from the bucket of a caller that has one."""
+    pipe.eval(_SOURCE, 1, keys.bucket(quota.name), num_tokens, quota.tokens_per_s)
+
+
+async def forget_ended(client: redis.asyncio.Redis, keys: Keys, quota: Quota) -> bool:
+    """Take the caller's responses that have ended out of those that count; whether there were any.
+
+    A gateway does so with each, unless it died before: then they would count until their windows are over.
+    """
+    members: Any = await client.smembers(keys.callers_responses(quota.name))
+    response_ids = sorted(name.decode() for name in members)
+    heads = await read_heads(client, keys, response_ids)
+    async with client.pipeline(transaction=False) as pipe:
+        for request_id in (request_id for head in heads for request_id in head.request_ids):
+            pipe.hexists(keys.request(request_id), "final")
+        ends = iter(await pipe.execute())
+    live = {head.request_ids[0] for head in heads if 0 in [next(ends) for _ in head.request_ids]}
+    ended = [response_id for response_id in response_ids if response_id not in live]
+    if ended:
+        await client.zrem(keys.windows, *ended)
+    return bool(ended)

@@ -1,6 +1,8 @@
 """Reading a request body: size before content, JSON before meaning."""
 
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -8,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, QueueFull
 
 DRAIN_FACTOR = 8
 DRAIN_S = 2.0
@@ -17,22 +19,52 @@ the client is writing to would destroy the answer on its way."""
 BODY_S = 60.0
 
 
-async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
-    """The whole body, sized or chunked.
+class BodyRoom:
+    """Memory for the bodies that are here at one time, of all requests that are not queued yet."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._num_bytes = num_bytes
+        self.taken = 0
+
+    @contextmanager
+    def place(self) -> Iterator[Callable[[int], None]]:
+        """Of one body, until the block ends: a function that takes room for its next bytes.
+
+        It raises:
+            QueueFull: there is none.
+        """
+        own = 0
+
+        def take(size: int) -> None:
+            nonlocal own
+            if self.taken + size > self._num_bytes:
+                raise QueueFull("too many request bodies at a time; try again later")
+            own += size
+            self.taken += size
+
+        try:
+            yield take
+        finally:
+            self.taken -= own
+
+
+async def read_body(receive: Receive, headers: Headers, limit: int, take: Callable[[int], None]) -> bytes:
+    """The whole body, sized or chunked; `take` finds room for what comes.
 
     Raises:
         InvalidRequest: 413, more than `limit` bytes; 408, it took too long.
+        QueueFull: no room.
         ClientDisconnect: the client left.
     """
     try:
         async with asyncio.timeout(BODY_S):
-            return await _read(receive, headers, limit)
+            return await _read(receive, headers, limit, take)
     except TimeoutError:
         message = f"the body did not come within {BODY_S:g} s"
         raise InvalidRequest(message, code="request_timeout", status=408) from None
 
 
-async def _read(receive: Receive, headers: Headers, limit: int) -> bytes:
+async def _read(receive: Receive, headers: Headers, limit: int, take: Callable[[int], None]) -> bytes:
     if int(headers.get("content-length", 0)) > limit:
         if "expect" not in headers:  # a client that asks first is told at once
             await _drain(receive, limit)
@@ -45,6 +77,7 @@ async def _read(receive: Receive, headers: Headers, limit: int) -> bytes:
         if size > limit:
             await _drain(receive, limit)
             raise _too_large(limit)
+        take(len(chunk))
     return b"".join(chunks)
 
 

@@ -64,7 +64,8 @@ async def stream(request: Request, request_id: str) -> Response:
     settings, started_at = gateway.settings, time.monotonic()
     wish = read_wish(request.headers, settings.resume_window_s)
     gateway.require_reader()
-    answer = await open_response(gateway, request_id, _tenant(request, gateway), wish, started_at)
+    tenant, quota = _tenant(request, gateway), request.state.caller.quota
+    answer = await open_response(gateway, request_id, tenant, wish, started_at, quota)
     request.scope["state"]["request_id"] = request_id
     span = gateway.tracing.start_request("/v1/requests/{id}/stream", request_id, request.headers)
 

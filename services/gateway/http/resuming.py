@@ -24,6 +24,7 @@ from shared.errors import InvalidRequest, NoSuchResponse, Unavailable
 from shared.messages import ResponseHead
 from shared.records import RequestRecord, read_head
 from shared.redis_client import RedisFailure
+from shared.scripts.quotas import Quota
 
 MAX_KEY = 255
 MAX_WINDOW_S = 3600.0
@@ -87,7 +88,9 @@ def _window(headers: Headers) -> float | None:
     return seconds
 
 
-async def open_response(gateway: GatewayState, response_id: str, tenant: str, wish: Wish, started_at: float) -> Answer:
+async def open_response(
+    gateway: GatewayState, response_id: str, tenant: str, wish: Wish, started_at: float, quota: Quota | None
+) -> Answer:
     """The rest of a response; nothing is taken over before its generation is entered.
 
     Raises:
@@ -100,7 +103,7 @@ async def open_response(gateway: GatewayState, response_id: str, tenant: str, wi
     window_s = wish.window_s if wish.is_resumable or not head.window_s else head.window_s
     is_resumable = wish.is_resumable or head.window_s > 0
     attachment = Attachment(response_id, window_s, is_resumable=is_resumable)
-    generation = Generation(gateway.engine, submissions, head, attachment, started_at, is_resumed=True)
+    generation = Generation(gateway.engine, submissions, head, attachment, started_at, quota=quota, is_resumed=True)
     received = parse_last_event_id(wish.last_event_id, generation.most_tokens)
     generation.skip(received.counts)
     options = StreamOptions(head.include_usage, head.continuous_usage)

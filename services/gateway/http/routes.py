@@ -83,16 +83,17 @@ async def _serve(request: Request, kind: type[Body], prefix: str) -> GenerationR
     wish = read_wish(request.headers, gateway.settings.resume_window_s)
     if not wish.key_digest:  # one with a key may be there already
         gateway.engine.intake.check_room()
-    data = await read_body(request.receive, request.headers, gateway.settings.max_body_bytes)
-    limits = gateway.admit()
-    span = gateway.tracing.start_request(request.url.path, request_id, request.headers)
-    try:
-        body, submissions, digest = await gateway.in_text_pool(
-            _prepare, gateway, kind, data, limits, request_id, created, tenant, traceparent(span), wish
-        )
-    except BaseException:
-        span.end()
-        raise
+    with gateway.body_room.place() as take:
+        data = await read_body(request.receive, request.headers, gateway.settings.max_body_bytes, take)
+        limits = gateway.admit()
+        span = gateway.tracing.start_request(request.url.path, request_id, request.headers)
+        try:
+            body, submissions, digest = await gateway.in_text_pool(
+                _prepare, gateway, kind, data, limits, request_id, created, tenant, traceparent(span), wish
+            )
+        except BaseException:
+            span.end()
+            raise
     claim = Claim(wish.key_digest, digest) if wish.key_digest else None
     answer = _answer(gateway, body, submissions, wish, claim, request.state.caller.quota, started_at)
 
@@ -100,7 +101,7 @@ async def _serve(request: Request, kind: type[Body], prefix: str) -> GenerationR
         # A body that does not stream is told as a whole, whatever the client has.
         rest = wish if body.stream else replace(wish, last_event_id=None)
         try:
-            return await open_response(gateway, response_id, tenant, rest, started_at)
+            return await open_response(gateway, response_id, tenant, rest, started_at, request.state.caller.quota)
         except NoSuchResponse:
             raise IdempotencyConflict("the answer under this idempotency key has expired; use another key") from None
 

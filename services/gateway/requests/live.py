@@ -12,6 +12,8 @@ from shared.records import RequestRecord, read_heads
 from shared.scripts import attachments
 
 MOST = 1000
+"""Responses in an answer, and looked at in one exchange with Redis."""
+MOST_PAGES = 20
 _STATES = ("running", "swapped", "waiting")
 """That of a response is the first one that a sequence of it has."""
 _overview: Decoder[PoolOverview] = Decoder(PoolOverview)
@@ -21,11 +23,24 @@ Json = dict[str, Any]
 
 async def list_live(client: redis.asyncio.Redis, keys: Keys, tenant: str, now: float) -> tuple[list[Json], bool]:
     """Live responses of one tenant, oldest first, and whether there may be more than could be looked at."""
-    ids: Any = await client.zrange(keys.windows, 0, MOST)
-    heads = await read_heads(client, keys, [name.decode() for name in ids[:MOST]])
+    found, has_more = await _heads_of(client, keys, tenant)
     overviews = await _read_overviews(client, keys)
-    own = sorted((head for head in heads if head.tenant == tenant), key=lambda h: (h.created, h.request_ids))
-    return [_live(head, overviews, now) for head in own], len(ids) > MOST
+    own = sorted(found, key=lambda head: (head.created, head.request_ids))[:MOST]
+    return [_live(head, overviews, now) for head in own], has_more
+
+
+async def _heads_of(client: redis.asyncio.Redis, keys: Keys, tenant: str) -> tuple[list[ResponseHead], bool]:
+    """Of all tenants' responses those of one, page by page; whether there may be more."""
+    own: dict[str, ResponseHead] = {}
+    for page in range(MOST_PAGES):
+        ids: Any = await client.zrange(keys.windows, page * MOST, (page + 1) * MOST - 1)
+        heads = await read_heads(client, keys, [name.decode() for name in ids])
+        own |= {head.request_ids[0]: head for head in heads if head.tenant == tenant}
+        if len(ids) < MOST:
+            return list(own.values()), len(own) > MOST
+        if len(own) > MOST:
+            break
+    return list(own.values()), True
 
 
 async def describe(

@@ -134,7 +134,17 @@ class TokenChannel:
             self.record = record
         self.end(Ending.from_final(record.final))
 
-    def take(self) -> "tuple[array[int], Ending | None]":
-        """All tokens that wait, and the ending if it has been reached."""
-        tokens, self._num_taken = self._all[self._num_taken :], len(self._all)
-        return tokens, self.ending
+    @property
+    def num_taken(self) -> int:
+        return self._num_taken
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether tokens wait to be taken."""
+        return self._num_taken < len(self._all)
+
+    def take(self, most: int) -> "tuple[array[int], Ending | None]":
+        """Tokens that wait, and with the last of them the ending if it has been reached."""
+        tokens = self._all[self._num_taken : self._num_taken + most]
+        self._num_taken += len(tokens)
+        return tokens, None if self.has_waiting else self.ending

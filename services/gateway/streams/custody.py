@@ -15,14 +15,17 @@ import redis.asyncio
 from shared.keys import Keys
 from shared.messages import Abort
 from shared.records import read_head
-from shared.redis_client import RedisFailure
+from shared.redis_client import CONNECT_TIMEOUT_S, RedisFailure
 from shared.scripts.attachments import expire
 
 TURN_S = 0.5
 PUSHES_PER_WINDOW = 4
-LEAST_HELD_S = 5.0
-COMING_BACK_S = 3.0
-"""After an outage of Redis other gateways find back to it within this time."""
+PATIENCE_S = 2.0
+"""For an answer of Redis: the time-out of the client that custody is given."""
+LEAST_HELD_S = 6.0
+"""More than a push that hangs, a new connection and the next push take."""
+COMING_BACK_S = PATIENCE_S + CONNECT_TIMEOUT_S + 2 * TURN_S
+"""After an outage of Redis other gateways, whose commands may hang, find back to it within this time."""
 MOST_EXPIRED = 256
 """Given up per turn."""
 

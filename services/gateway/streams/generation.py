@@ -9,21 +9,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from services.gateway.background import Background
-from services.gateway.metrics import Metrics
 from services.gateway.output.answers import answers_of
 from services.gateway.output.output_function import Delta, OutputFunction
 from services.gateway.streams.channel import Ending, TokenChannel
-from services.gateway.streams.custody import Attachment, Custody
-from services.gateway.streams.intake import AlreadySubmitted, Charge, Claim, End, Intake, Leave
-from services.gateway.streams.reader import StepLogReader
-from services.gateway.streams.sequences import News, Progress, Prompt, RunningSequence
-from services.gateway.text.tokenizer import TextTokenizer
+from services.gateway.streams.custody import Attachment
+from services.gateway.streams.engine import Engine
+from services.gateway.streams.intake import AlreadySubmitted, Charge, Claim, End, Leave
+from services.gateway.streams.sequences import READ_AT_ONCE, News, Progress, Prompt, RunningSequence
 from shared.errors import IdempotencyConflict, InvalidRequest, NoSuchResponse, PagewireError, QueueFull, Unavailable
 from shared.messages import Abort, FinishReason, ResponseHead, Stop, Submission
 from shared.redis_client import RedisFailure
@@ -55,20 +51,6 @@ class GenerationFailed(PagewireError):
         self.status = _STATUS.get(code, 503)
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """What generations share."""
-
-    reader: StepLogReader
-    intake: Intake
-    metrics: Metrics
-    custody: Custody
-    background: Background
-    tokenizer: TextTokenizer
-    text_pool: Executor
-    """For text work that is too long for the event loop."""
-
-
 @dataclass(slots=True)
 class Generation:
     """`async with` submits every sequence, or adopts those of an earlier request, and leaves them at the end: what has
@@ -86,7 +68,7 @@ class Generation:
     """`time.monotonic()` at which the request arrived."""
     claim: Claim | None = None
     quota: Quota | None = None
-    """Of the caller, who is charged for what this generation computes."""
+    """Of the caller, who is charged for what this generation computes, or for its place if it is resumed."""
     is_resumed: bool = False
     """Adopt what was submitted before, instead of submitting."""
     cause: str = "cancelled"
@@ -97,6 +79,7 @@ class Generation:
     """Withheld prompts whose sequences have all ended."""
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _is_submitted: bool = False
+    _has_place: bool = False
     _failure: GenerationFailed | None = None
 
     def __post_init__(self) -> None:
@@ -153,6 +136,8 @@ class Generation:
 
     async def _adopt(self) -> None:
         intake, attachment = self.engine.intake, self.attachment
+        self.engine.open_streams.enter(self.quota)
+        self._has_place = True
         try:
             attachment.number = await adopt(
                 intake.client, intake.keys, attachment.response_id, window_s=attachment.held_s
@@ -211,20 +196,22 @@ class Generation:
         return self.engine.reader.is_behind
 
     async def next(self, timeout_s: float | None = None) -> list[Progress]:
-        """Wait for news; all that accumulated, at most one progress per choice. Empty after `timeout_s` without any.
+        """Wait for news; what accumulated, or a good part of it, and the rest the next time. At most one progress per
+        choice. Empty after `timeout_s` without any.
 
         Raises:
             GenerationFailed: after everything that came before it was told.
         """
         self._raise_failure()
+        if self._news:
+            await asyncio.sleep(0)  # others first; nothing is taken yet, so nothing is lost if this is cancelled here
         try:
             async with asyncio.timeout(timeout_s):
                 await self._wake.wait()
         except TimeoutError:
             return []
         self._wake.clear()
-        news, self._news = self._news, {}
-        progress = [p for sequence in news.values() if not sequence.is_done for p in self._advance(sequence)]
+        progress = self._advance_some()
         while self._complete:
             progress += await self._reveal(self._complete[0])
             del self._complete[0]
@@ -241,6 +228,23 @@ class Generation:
     def _on_news(self, channel: TokenChannel) -> None:
         self._news[channel.request_id] = self._sequences[channel.request_id]
         self._wake.set()
+
+    def _advance_some(self) -> list[Progress]:
+        """Of what accumulated, as much as the event loop can do without."""
+        progress: list[Progress] = []
+        num_read = 0
+        while self._news and num_read < READ_AT_ONCE:
+            sequence = self._news.pop(next(iter(self._news)))
+            if sequence.is_done:
+                continue
+            before = sequence.channel.num_taken
+            progress += self._advance(sequence)
+            num_read += sequence.channel.num_taken - before
+            if sequence.channel.has_waiting and not sequence.is_done:
+                self._on_news(sequence.channel)
+        if self._news:
+            self._wake.set()
+        return progress
 
     def _advance(self, sequence: RunningSequence) -> list[Progress]:
         """Turn what waits in the channel into client output; empty if the client has nothing to see."""
@@ -335,6 +339,8 @@ class Generation:
         """Leave. Does not wait, so that no cancellation can cut it short."""
         engine, attachment = self.engine, self.attachment
         engine.custody.release(attachment)
+        if self._has_place:
+            engine.open_streams.leave(self.quota)
         given_up = [s for s in self._sequences.values() if not s.is_done] if self._is_submitted else []
         if not given_up:
             self._untrack()

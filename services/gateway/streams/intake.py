@@ -5,16 +5,16 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import redis.asyncio
 
-from shared.errors import IdempotencyConflict, PagewireError, QueueFull, Unavailable
+from shared.errors import IdempotencyConflict, PagewireError, QueueFull, RateLimited, Unavailable
 from shared.keys import Keys
 from shared.messages import FIELD, Abort, ResponseHead, Stop, Submission, encode
 from shared.redis_client import RedisFailure
 from shared.scripts import attachments, submit
-from shared.scripts.quotas import Quota, charge
+from shared.scripts.quotas import Quota, charge, forget_ended
 
 SUBMIT_TRIES = 3
 RETRY_S = 0.1
@@ -22,6 +22,10 @@ BATCH = 256
 SETTLE_S = 1.0
 SUBMITS_AT_ONCE = 8
 """Few: so the first refusal of a flood comes before the rest has been sent."""
+FORGET_S = 1.0
+"""Between two looks for responses of one caller that only seem to live."""
+GIVE_UP_S = 60.0
+"""A notice that Redis answers with an error is tried again for so long."""
 FULL_S = 0.02
 """A full queue is taken to stay full for so long: a flood is refused without the work that its requests would cost."""
 
@@ -73,6 +77,14 @@ class Charge:
 Notice = Stop | Leave | End | Charge
 
 
+@dataclass(frozen=True, slots=True)
+class _Letter:
+    """A notice that is to be sent, and since when (monotonic time)."""
+
+    notice: Notice
+    written_at: float = field(default_factory=time.monotonic)
+
+
 class Intake:
     """Submits at once; sends notices in the background, in order, until Redis has taken them."""
 
@@ -83,6 +95,9 @@ class Intake:
         self._outbox: asyncio.Queue[Notice] = asyncio.Queue()
         self._slots = asyncio.Semaphore(SUBMITS_AT_ONCE)
         self._full_until = 0.0
+        self._forgot_at: dict[str, float] = {}
+        self.num_given_up = 0
+        """Notices that Redis would not take."""
 
     def check_room(self) -> None:
         """For a request that would be refused: before it is tokenized. Callable from any thread.
@@ -116,7 +131,12 @@ class Intake:
         async with self._slots:
             if claim is None:
                 self.check_room()
-            await self._submit(submissions, head, window_s, log_id, claim, quota)
+            try:
+                await self._submit(submissions, head, window_s, log_id, claim, quota)
+            except RateLimited:
+                if quota is None or not await self._forget_ended(quota):
+                    raise
+                await self._submit(submissions, head, window_s, log_id, claim, quota)
 
     async def _submit(
         self,
@@ -162,36 +182,66 @@ class Intake:
             async with asyncio.timeout(SETTLE_S):
                 await self.flush()
 
+    async def _forget_ended(self, quota: Quota) -> bool:
+        """Whether responses counted that have ended: those of a gateway that died. Not looked for at every refusal."""
+        now = time.monotonic()
+        if now - self._forgot_at.get(quota.name, -FORGET_S) < FORGET_S:
+            return False
+        self._forgot_at[quota.name] = now
+        try:
+            return await forget_ended(self.client, self.keys, quota)
+        except RedisFailure:
+            return False
+
     def tell(self, notice: Notice) -> None:
         """Send a notice soon."""
-        self._outbox.put_nowait(notice)
+        if not isinstance(notice, Charge) or notice.quota.tokens_per_s * notice.num_tokens > 0:
+            self._outbox.put_nowait(notice)
 
     async def flush(self) -> None:
         """Return once everything has been sent."""
         await self._outbox.join()
 
     async def run(self) -> None:
-        """Send until cancelled."""
+        """Send until cancelled. What Redis refuses, because it is full, is tried again and stops nothing else."""
+        refused: list[_Letter] = []
         while True:
-            batch = [await self._outbox.get()]
-            while len(batch) < BATCH and not self._outbox.empty():
-                batch.append(self._outbox.get_nowait())
-            await self._send(batch)
-            for _ in batch:
+            fresh = [] if refused else [_Letter(await self._outbox.get())]
+            while len(fresh) < BATCH and not self._outbox.empty():
+                fresh.append(_Letter(self._outbox.get_nowait()))
+            letters = refused + fresh
+            refused = await self._send(letters)
+            for _ in range(len(letters) - len(refused)):
                 self._outbox.task_done()
+            if refused:
+                await asyncio.sleep(RETRY_S * 5)
 
-    async def _send(self, batch: list[Notice]) -> None:
-        """Send the batch; after a failure it is repeated as a whole, which changes nothing a second time."""
+    async def _send(self, letters: Sequence[_Letter]) -> list[_Letter]:
+        """Send all; those that Redis refused and that are to be tried again. Without an answer everything is sent once
+        more, which changes nothing a second time."""
         while True:
             try:
                 async with self.client.pipeline(transaction=False) as pipe:
-                    for notice in batch:
-                        self._add(pipe, notice)
-                    await pipe.execute()
-                return
+                    for letter in letters:
+                        self._add(pipe, letter.notice)
+                    answers = await pipe.execute(raise_on_error=False)
+                return [
+                    letter
+                    for letter, answer in zip(letters, answers, strict=True)
+                    if isinstance(answer, Exception) and self._is_to_be_repeated(letter, answer)
+                ]
             except RedisFailure as error:
-                logger.warning("intake: %s; %d messages wait", type(error).__name__, len(batch))
+                logger.warning("intake: %s; %d messages wait", type(error).__name__, len(letters))
                 await asyncio.sleep(RETRY_S * 5)
+
+    def _is_to_be_repeated(self, letter: _Letter, error: Exception) -> bool:
+        """For a while: then the response's window, which nobody pushes ahead, ends it without this."""
+        if time.monotonic() - letter.written_at <= GIVE_UP_S:
+            logger.warning("intake: %s refused: %s", type(letter.notice).__name__, type(error).__name__)
+            return True
+        self.num_given_up += 1
+        logger.error("intake: %s given up: %s", type(letter.notice).__name__, type(error).__name__)
+        return False
 
     def _add(self, pipe: redis.asyncio.client.Pipeline, notice: Notice) -> None:
         if isinstance(notice, Stop):

@@ -9,6 +9,9 @@ from services.gateway.streams.channel import Ending, TokenChannel
 from shared.messages import EndReason, FinishReason, Submission
 from shared.records import RequestRecord
 
+READ_AT_ONCE = 256
+"""Tokens: about 1 ms of work, so that a long answer that is taken over keeps nobody else waiting."""
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -98,8 +101,8 @@ class RunningSequence:
         return is_natural and self.channel.committed < self.num_received
 
     def read(self) -> News:
-        """Take what waits in the channel and turn it into client output."""
-        tokens, ending = self.channel.take()
+        """Take what waits in the channel, or a good part of it, and turn it into client output."""
+        tokens, ending = self.channel.take(READ_AT_ONCE)
         if self.is_beam_search:
             tokens = array("i")  # of its best result only: all results are read from the record
         failed = ending is not None and ending.code != ""

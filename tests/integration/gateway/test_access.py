@@ -162,6 +162,33 @@ def test_one_after_another_is_never_too_many(guarded: OpenGuarded) -> None:
         assert response.status_code == 200
 
 
+def test_streams_over_one_request_are_limited_too(guarded: OpenGuarded) -> None:
+    scene = guarded(max_concurrent=2)
+    scene.scripts["go"] = answer("text", hold_after=1)
+    http = scene.gateway.http
+    with ExitStack() as stack:
+        body = {"prompt": "go", "stream": True}
+        first = stack.enter_context(http.stream("POST", "/v1/completions", json=body, headers=bearer(ALICE)))
+        url = f"/v1/requests/{first.headers['x-request-id']}/stream"
+        for _ in range(2):
+            assert stack.enter_context(http.stream("GET", url, headers=bearer(ALICE))).status_code == 200
+        refused = http.get(url, headers=bearer(ALICE))
+        assert refused.status_code == 429 and refused.json()["error"]["code"] == "rate_limit_exceeded"
+        scene.pool.release()
+    scene.gateway.wait_for(lambda: http.get(url, headers=bearer(ALICE)).status_code == 200)
+
+
+def test_what_ended_after_its_gateway_died_does_not_count(guarded: OpenGuarded, keys: Keys) -> None:
+    """Nobody took it out of the windows: it is still a member, as long as the gateway promised."""
+    scene = guarded(max_concurrent=1)
+    http, client = scene.gateway.http, scene.pool.client
+    request_id = http.post("/v1/completions", json={"prompt": "go"}, headers=bearer(ALICE)).json()["id"]
+    scene.gateway.wait_for(lambda: client.zcard(keys.windows) == 0)
+    client.zadd(keys.windows, {request_id: (time.time() + 60) * 1000})
+    client.sadd(keys.callers_responses("alice"), request_id)
+    assert http.post("/v1/completions", json={"prompt": "go"}, headers=bearer(ALICE)).status_code == 200
+
+
 def test_tokens_per_minute(guarded: OpenGuarded) -> None:
     """A bucket of one minute: what was generated counts as well as what was sent, and it fills again."""
     scene = guarded(tokens_per_minute=600)

@@ -189,3 +189,16 @@ def test_a_client_that_does_not_read_holds_nothing_up(open_scene: OpenScene) -> 
     scene.gateway.wait_for(lambda: scene.gateway.state.engine.reader.num_live == 0)
     server = scene.gateway.server.server_state
     scene.gateway.wait_for(lambda: not server.tasks and len(server.connections) <= 1)
+
+
+def test_bodies_of_many_requests_share_what_memory_there_is_for_them(open_scene: OpenScene) -> None:
+    scene = open_scene(max_bodies_bytes=100_000)
+    slow = socket.create_connection(("127.0.0.1", scene.gateway.settings.port), timeout=10)
+    with closing(slow):
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 95000\r\n\r\n" + b" " * 90_000)
+        scene.gateway.wait_for(lambda: scene.gateway.state.body_room.taken == 90_000)
+        refused = scene.post("/v1/completions", prompt="x", user="u" * 20_000)
+        assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+        assert scene.text_of("small") == "OK: small"
+    scene.gateway.wait_for(lambda: scene.gateway.state.body_room.taken == 0)
+    assert scene.post("/v1/completions", prompt="x", user="u" * 20_000).status_code == 200

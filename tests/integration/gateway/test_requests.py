@@ -3,6 +3,9 @@
 import time
 from contextlib import ExitStack
 
+import pytest
+
+from services.gateway.requests import live
 from shared.messages import Abort, PoolOverview, RequestOverview, encode
 from tests.fakes.byte_model import answer, spell
 from tests.fakes.scripted_pool import Script
@@ -63,6 +66,9 @@ def test_deleting_ends_the_stream_and_may_be_repeated(scene: Scene) -> None:
 
 def test_deleting_what_has_ended_changes_nothing(scene: Scene) -> None:
     request_id = scene.post("/v1/completions", prompt="go", n=2).json()["id"]
+    # The answer needs the last token only; the records are final a moment later.
+    url = f"/v1/requests/{request_id}"
+    scene.gateway.wait_for(lambda: scene.gateway.http.get(url).json()["state"] == "finished")
     for _ in range(2):
         ended = scene.gateway.http.delete(f"/v1/requests/{request_id}").json()
         assert ended["state"] == "finished" and ended["finish_reasons"] == ["stop", "stop"]
@@ -84,3 +90,25 @@ def test_tenants_see_their_own(open_scene: OpenScene) -> None:
             assert http.request(method, f"/v1/requests/{request_id}", headers=theirs).status_code == 404
         scene.pool.release()
         assert parse_sse(response.iter_lines()).is_done
+
+
+def test_the_requests_of_others_do_not_hide_ones_own(open_scene: OpenScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list is cut after it was narrowed down to one tenant, not before."""
+    monkeypatch.setattr(live, "MOST", 2)
+    scene = open_scene(tenant_header="X-Tenant")
+    scene.scripts["go"] = answer("text", hold_after=1)
+    http = scene.gateway.http
+    with ExitStack() as stack:
+        ids = {
+            tenant: stack.enter_context(
+                http.stream(
+                    "POST", "/v1/completions", json={"prompt": "go", "stream": True}, headers={"X-Tenant": tenant[0]}
+                )
+            ).headers["x-request-id"]
+            for tenant in ("a1", "a2", "a3", "a4", "b1")
+        }
+        listed = http.get("/v1/requests", headers={"X-Tenant": "b"}).json()
+        assert [entry["id"] for entry in listed["data"]] == [ids["b1"]] and not listed["has_more"]
+        listed = http.get("/v1/requests", headers={"X-Tenant": "a"}).json()
+        assert len(listed["data"]) == 2 and listed["has_more"]
+        scene.pool.release()

@@ -16,6 +16,7 @@ import redis
 
 from services.gateway.output.output_function import OutputFunction
 from services.gateway.streams import custody, intake
+from services.gateway.streams.sequences import READ_AT_ONCE
 from services.gateway.text.tokenizer import TextTokenizer
 from shared.keys import Keys
 from shared.messages import Abort, Stop
@@ -304,6 +305,16 @@ def test_only_the_latest_attachment_may_abort(scene: Scene, another: Another) ->
         second.close()
         (abort,) = scene.pool.wait_for(lambda: scene.pool.messages(Abort))
         assert abort == Abort(request_id, "client_disconnect", 1)
+
+
+def test_a_long_answer_is_taken_over_in_parts(open_scene: OpenScene) -> None:
+    """The event loop serves others in between."""
+    scene = open_scene()
+    scene.scripts["go"] = answer("x" * 400)
+    request_id = scene.post("/v1/completions", prompt="go", max_tokens=450).json()["id"]
+    whole = resume(scene.gateway, request_id, "0")
+    assert whole.text() == "x" * 400
+    assert [e.event_id for e in whole.events if e.event_id] == [str(READ_AT_ONCE), "401e"]
 
 
 def test_a_second_stream_that_leaves_does_not_end_the_first(scene: Scene, another: Another) -> None:

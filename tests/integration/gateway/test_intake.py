@@ -1,0 +1,89 @@
+"""Notices reach Redis in the end, whatever one of them meets there."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import redis
+
+from services.gateway.streams import intake as module
+from services.gateway.streams.intake import End, Intake, Leave
+from shared.keys import Keys
+from shared.messages import Abort, Stop
+from shared.redis_client import connect_async
+from shared.streams import read
+
+FULL = "1"
+"""Bytes of `maxmemory`: every command that needs memory is refused."""
+
+
+@pytest.fixture(autouse=True)
+def _room(redis_client: redis.Redis) -> Any:
+    yield
+    redis_client.config_set("maxmemory", "0")
+
+
+def with_intake(url: str, keys: Keys, work: Callable[[Intake], Awaitable[None]]) -> None:
+    async def run() -> None:
+        client = connect_async(url)
+        intake = Intake(client, keys, record_ttl_s=60)
+        sending = asyncio.create_task(intake.run())
+        try:
+            await work(intake)
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            await client.aclose()
+
+    asyncio.run(run())
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("nothing within 10 s")
+
+
+def num_queued(client: redis.Redis, keys: Keys) -> int:
+    return len(read(client, {keys.intake: "0-0"}).get(keys.intake, ()))
+
+
+def test_what_a_full_redis_refuses_stops_nothing_else_and_is_sent_when_there_is_room(
+    redis_url: str, redis_client: redis.Redis, keys: Keys
+) -> None:
+    for response_id in ("ended", "left"):
+        redis_client.zadd(keys.windows, {response_id: 1e15})
+        redis_client.hset(keys.request(response_id), "submission", "x")
+    redis_client.config_set("maxmemory", FULL)
+
+    async def work(intake: Intake) -> None:
+        intake.tell(Stop("left", 3))
+        intake.tell(Leave("left", 0, 0.0, (Abort("left", "client_disconnect"),)))
+        intake.tell(End("ended"))
+        await until(lambda: redis_client.zscore(keys.windows, "ended") is None)
+        assert num_queued(redis_client, keys) == 0
+        assert redis_client.zscore(keys.windows, "left") is not None, "not aborted, so still to be given up"
+        redis_client.config_set("maxmemory", "0")
+        await intake.flush()
+        assert num_queued(redis_client, keys) == 2 and redis_client.zcard(keys.windows) == 0
+        assert intake.num_given_up == 0
+
+    with_intake(redis_url, keys, work)
+
+
+def test_what_is_refused_for_ever_is_given_up(
+    redis_url: str, redis_client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "GIVE_UP_S", 0.3)
+    redis_client.set(keys.intake, "no stream")
+
+    async def work(intake: Intake) -> None:
+        intake.tell(Stop("r", 3))
+        async with asyncio.timeout(5):
+            await intake.flush()
+        assert intake.num_given_up == 1
+
+    with_intake(redis_url, keys, work)
