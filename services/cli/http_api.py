@@ -15,7 +15,14 @@ def is_ready(url: str) -> str | None:
         response = httpx.get(f"{url}/health/ready", timeout=2.0, trust_env=False)
     except httpx.HTTPError as error:
         return f"gateway: {error}"
-    return None if response.status_code == httpx.codes.OK else response.text[:300]
+    return None if response.status_code == httpx.codes.OK else _reason(response)
+
+
+def _reason(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["message"])
+    except (ValueError, KeyError, TypeError):
+        return response.text[:300]
 
 
 def first_model(url: str, api_key: str = "") -> str:

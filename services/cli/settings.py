@@ -16,6 +16,7 @@ from pydantic_settings import (
 )
 
 from shared.capacity import MAX_BLOCKS
+from shared.durability import Durability
 from shared.errors import ConfigError
 from shared.model_store import DEFAULT_HOME, DEFAULT_MODEL
 
@@ -58,6 +59,10 @@ class Settings(BaseSettings):
     )
     redis_url: str | None = option(
         None, "Redis >= 6.2 (REDIS_URL).", shown="its own, or that of the `pagewire up` here"
+    )
+    durability: Durability = option(
+        "everysec",
+        "What its own Redis keeps through a crash: always (all), everysec (all but the last second) or none.",
     )
     pool: str = option("default", "Pool name: one model, one scheduler leader, its workers.", forward=True)
     # Scheduler and workers must agree on these four: so they have a value here.

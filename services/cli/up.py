@@ -181,10 +181,13 @@ class Stack:
 
     def _start_redis(self, screen: Screen) -> str:
         if self._settings.redis_url:
-            if warning := redis_server.check_given(self._settings.redis_url):
-                screen.note(f"warning: {warning}")
+            for text in redis_server.check_given(self._settings.redis_url, self._settings.durability):
+                screen.note(text)
             return self._settings.redis_url
-        own = redis_server.prepare(self._state_dir.redis, redis_server.find_redis_server())
+        durability = self._settings.durability
+        own = redis_server.prepare(self._state_dir.redis, redis_server.find_redis_server(), durability)
+        if durability == "none":
+            screen.note(f"warning: {redis_server.describe_durability(durability, durability)}")
         self.supervisor.start(composition.redis_spec(own, self._environ))
         screen.progress("starting Redis", None, own.binary.version)
         self._wait_for_redis(own.url)

@@ -11,7 +11,8 @@ import redis
 import redis.exceptions
 
 from services.cli import redis_server
-from services.cli.redis_server import check_given, find_redis_server, prepare
+from services.cli.redis_server import check_given, describe_durability, find_redis_server, prepare
+from shared.durability import Durability
 from shared.errors import ConfigError
 from shared.redis_client import connect, connect_async
 from shared.streams import scan
@@ -132,11 +133,49 @@ def test_a_long_state_directory_gets_a_short_private_socket(tmp_path: Path) -> N
 
 
 def test_a_given_redis_is_checked(redis_client: redis.Redis, redis_url: str) -> None:
-    assert check_given(redis_url) is None
+    assert check_given(redis_url) == ["Redis: durability everysec, a crash loses at most the last second"]
     redis_client.config_set("maxmemory-policy", "allkeys-lru")
-    warning = check_given(redis_url)
+    warning, durability = check_given(redis_url)
     redis_client.config_set("maxmemory-policy", "noeviction")
-    assert warning is not None and "allkeys-lru" in warning
+    assert "allkeys-lru" in warning and "warning" not in durability
+
+
+def test_the_durability_of_a_given_redis_is_told_and_what_falls_short_of_it(
+    redis_client: redis.Redis, redis_url: str
+) -> None:
+    (text,) = check_given(redis_url, "always")
+    assert text.startswith("warning: Redis: durability everysec") and "always was asked for" in text
+    redis_client.config_set("appendfsync", "always")
+    try:
+        assert check_given(redis_url, "always") == ["Redis: durability always, a crash loses nothing that was answered"]
+    finally:
+        redis_client.config_set("appendfsync", "everysec")
+    redis_client.config_set("appendonly", "no")
+    try:
+        objection, text = check_given(redis_url)
+        assert "no append-only file" in objection and "durability none" in text and "everysec was asked for" in text
+        assert not check_given(redis_url, "none")[-1].startswith("warning")
+    finally:
+        redis_client.config_set("appendonly", "yes")
+
+
+def test_a_redis_that_answers_no_question_about_its_configuration(redis_client: redis.Redis, redis_url: str) -> None:
+    redis_client.execute_command("ACL", "SETUSER", "guest", "on", ">sesame", "~*", "+@all", "-config")
+    try:
+        (text,) = check_given(redis_url.replace("//", "//guest:sesame@"))
+        assert "durability unknown" in text
+    finally:
+        redis_client.execute_command("ACL", "DELUSER", "guest")
+
+
+@pytest.mark.parametrize("durability", ["always", "everysec", "none"])
+def test_its_own_redis_keeps_what_was_asked_for(tmp_path: Path, durability: Durability) -> None:
+    own = prepare(tmp_path, find_redis_server(), durability)
+    with running(own), closing(connect(own.url)) as client:
+        client.set("key", "value")
+        assert describe_durability(durability, durability) == check_given(own.url, durability)[-1]
+    with running(own), closing(connect(own.url)) as client:
+        assert client.get("key") == (None if durability == "none" else b"value")
 
 
 def test_a_given_redis_that_is_not_there_is_an_error_without_its_password() -> None:
