@@ -35,6 +35,16 @@ class Limits:
     def queued(self) -> int:
         return self.submitted - self.left
 
+    @property
+    def queued_tokens(self) -> int:
+        return self.submitted_tokens - self.left_tokens
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a cap of the queue is reached."""
+        too_many = 0 < self.cap_requests <= self.queued
+        return too_many or 0 < self.cap_tokens <= self.queued_tokens
+
 
 def _parse(raw: dict[bytes, bytes]) -> Limits:
     names = {f.name for f in fields(Limits)}

@@ -1,17 +1,19 @@
 """Readiness of the pool, from the leases and gauges of the components themselves.
 
 A task polls Redis; endpoints only read the last view. So health does not depend on the request path, and an old view
-counts as no view.
+counts as no view. The first component that is not ready is the reason why requests cannot be served.
 """
 
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import redis.asyncio
 
+from shared.durability import objections
 from shared.errors import MemoryFull, ProtocolError, Unavailable
 from shared.keys import Keys
 from shared.leases import decode_lease, read_members_async
@@ -46,6 +48,13 @@ class PoolView:
     memory_share: float = 0.0
     """Of Redis' `maxmemory`, if there is one."""
 
+    @property
+    def saturated_by(self) -> str:
+        """What is used up, so that new requests are refused for now: `memory` or `queue`; empty if nothing is."""
+        if self.memory_share >= MOST_MEMORY:
+            return "memory"
+        return "queue" if self.limits.is_full else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
@@ -60,15 +69,27 @@ class Readiness:
         return not self.reason
 
 
-def assess(view: PoolView) -> Readiness:
-    """What a fresh view says."""
-    if view.leader is None:
-        return Readiness("no_leader", "no scheduler is alive")
+READY = Readiness()
+UNKNOWN = Readiness("unknown", "Redis did not tell")
+
+
+def assess(view: PoolView) -> dict[str, Readiness]:
+    """Scheduler and workers, as a fresh view shows them."""
+    leader = READY if view.leader is not None else Readiness("no_leader", "no scheduler is alive")
+    return {"scheduler": leader, "workers": _assess_workers(view)}
+
+
+def first_unready(components: Mapping[str, Readiness]) -> Readiness:
+    """The reason why requests cannot be served, or that they can."""
+    return next((state for state in components.values() if not state.is_ready), READY)
+
+
+def _assess_workers(view: PoolView) -> Readiness:
     states = [w.state for w in view.workers]
     if WorkerState.READY in states:
         if view.stats is None or view.stats.num_workers == 0 or not view.limits.max_request_tokens:
             return Readiness("worker_joining", "the scheduler has not admitted a worker yet")
-        return Readiness()
+        return READY
     if WorkerState.LOADING in states:
         progress = max(w.progress for w in view.workers if w.state is WorkerState.LOADING)
         return Readiness("loading", f"the model is loading ({progress:.0%})", progress)
@@ -85,6 +106,7 @@ class PoolMonitor:
         self._started = time.monotonic()
         self._last_ready: float | None = None
         self._reachable = True
+        self._said: list[str] = []
         self.draining = False
         self.view: PoolView | None = None
 
@@ -107,23 +129,41 @@ class PoolMonitor:
         members = await read_members_async(self._client, self._keys)
         limits = await read_limits_async(self._client, self._keys)
         workers = tuple(m for m in members.values() if m is not None and m.service == "gpu_worker")
-        memory: Any = await self._client.info("memory")
+        async with self._client.pipeline(transaction=False) as pipe:
+            pipe.info("memory")
+            pipe.info("persistence")
+            memory, persistence = await pipe.execute()
+        self._say_once(objections(memory | persistence))
         share = memory.get("used_memory", 0) / memory["maxmemory"] if memory.get("maxmemory") else 0.0
         self.view = PoolView(time.monotonic(), decode_lease(leader), workers, _decode_stats(stats), limits, share)
         self._reachable = True
-        if assess(self.view).is_ready:
+        if first_unready(assess(self.view)).is_ready:
             self._last_ready = self.view.at
+
+    def _say_once(self, texts: list[str]) -> None:
+        """What is wrong with this Redis: when it is found, and when it changes."""
+        for text in texts:
+            if text not in self._said:
+                logger.warning("%s", text)
+        self._said = texts
+
+    @property
+    def components(self) -> dict[str, Readiness]:
+        """Each part that serving needs, now. Of what is behind a Redis that does not answer nothing is known."""
+        gateway = Readiness("shutting_down", "this gateway is shutting down") if self.draining else READY
+        view = self.view
+        if not self._reachable or (view is not None and time.monotonic() - view.at > FRESH_S):
+            redis_state = Readiness("redis_unreachable", "Redis does not answer")
+        elif view is None:
+            redis_state = Readiness("starting", "this gateway is starting")
+        else:
+            return {"gateway": gateway, "redis": READY, **assess(view)}
+        return {"gateway": gateway, "redis": redis_state, "scheduler": UNKNOWN, "workers": UNKNOWN}
 
     @property
     def readiness(self) -> Readiness:
         """Of this gateway and its pool, now."""
-        if self.draining:
-            return Readiness("shutting_down", "this gateway is shutting down")
-        if not self._reachable or (self.view is not None and time.monotonic() - self.view.at > FRESH_S):
-            return Readiness("redis_unreachable", "Redis does not answer")
-        if self.view is None:
-            return Readiness("starting", "this gateway is starting")
-        return assess(self.view)
+        return first_unready(self.components)
 
     def outage_s(self) -> float:
         """Seconds since the pool was last ready."""
@@ -144,7 +184,7 @@ class PoolMonitor:
             tolerable, state = False, Readiness("starting", "this gateway is starting")
         if self.view is None or not tolerable:
             raise Unavailable(state.message, reason=state.reason)
-        if self.view.memory_share >= MOST_MEMORY:
+        if self.view.saturated_by == "memory":
             raise MemoryFull("Redis is nearly full; try again later", retry_after_s=MEMORY_RETRY_S)
         return self.view.limits
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from services.gateway.background import Background
 from services.gateway.cancelling import cancel_and_wait
-from services.gateway.health import PoolMonitor, Readiness
+from services.gateway.health import READY, PoolMonitor, Readiness, first_unready
 from services.gateway.http.body import BodyRoom
 from services.gateway.metrics import Metrics
 from services.gateway.settings import Settings
@@ -53,17 +53,22 @@ class GatewayState:
     """Unix time."""
 
     @property
+    def components(self) -> dict[str, Readiness]:
+        """Each part that serving needs, and the reason of each that is not ready."""
+        return {**self.monitor.components, "step_log": self._step_log}
+
+    @property
     def readiness(self) -> Readiness:
         """Of this gateway and its pool."""
-        state = self.monitor.readiness
-        if not state.is_ready:
-            return state
+        return first_unready(self.components)
+
+    @property
+    def _step_log(self) -> Readiness:
         turn = self.engine.reader.last_turn
         if turn is None:
             return Readiness("starting", "this gateway has not read the step log yet")
-        if time.monotonic() - turn > STALLED_S:
-            return Readiness("step_log_stalled", "this gateway cannot read the step log")
-        return state
+        is_stalled = time.monotonic() - turn > STALLED_S
+        return Readiness("step_log_stalled", "this gateway cannot read the step log") if is_stalled else READY
 
     @property
     def max_model_len(self) -> int:

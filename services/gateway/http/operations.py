@@ -8,7 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.health import PoolView, Readiness
+from services.gateway.health import PoolView, Readiness, first_unready
 from services.gateway.http.errors import RETRY_AFTER_S
 from services.gateway.state import GatewayState
 
@@ -23,9 +23,9 @@ async def live() -> Response:
 
 @router.get("/health/ready", summary="Whether requests can be served")
 async def ready(request: Request) -> Response:
-    """200, or 503 with a machine-readable `reason`."""
-    state = _gateway(request).readiness
-    return _answer(state, {})
+    """200, or 503 with a machine-readable `reason`; with the state of each component. `saturated`: what is new is
+    refused with 429 for now, because of `saturated_by`; what runs goes on."""
+    return _answer(_gateway(request), {})
 
 
 @router.get("/health", summary="Readiness with details of the pool")
@@ -34,7 +34,7 @@ async def health(request: Request) -> Response:
     gateway = _gateway(request)
     view = gateway.monitor.view
     details: dict[str, Any] = {"live_requests": gateway.engine.reader.num_live, "pool": gateway.settings.pool}
-    return _answer(gateway.readiness, details | (_describe(view) if view is not None else {}))
+    return _answer(gateway, details | (_describe(view) if view is not None else {}))
 
 
 @router.get("/metrics", summary="Prometheus metrics")
@@ -48,13 +48,24 @@ def _gateway(request: Request) -> GatewayState:
     return gateway
 
 
-def _answer(state: Readiness, details: dict[str, Any]) -> Response:
+def _answer(gateway: GatewayState, details: dict[str, Any]) -> Response:
+    components = gateway.components
+    state, view = first_unready(components), gateway.monitor.view
+    saturated_by = view.saturated_by if view is not None else ""
+    body = _state(state) | {
+        "saturated": bool(saturated_by),
+        **({"saturated_by": saturated_by} if saturated_by else {}),
+        "components": {name: _state(component) for name, component in components.items()},
+        **details,
+    }
+    return _json(body) if state.is_ready else _json(body, 503, {"Retry-After": str(RETRY_AFTER_S)})
+
+
+def _state(state: Readiness) -> dict[str, Any]:
     if state.is_ready:
-        return _json({"status": "ready", **details})
-    body: dict[str, Any] = {"status": "unready", "reason": state.reason, "message": state.message, **details}
-    if state.progress is not None:
-        body["progress"] = state.progress
-    return _json(body, 503, {"Retry-After": str(RETRY_AFTER_S)})
+        return {"status": "ready"}
+    told: dict[str, Any] = {"status": "unready", "reason": state.reason, "message": state.message}
+    return told if state.progress is None else told | {"progress": state.progress}
 
 
 def _describe(view: PoolView) -> dict[str, Any]:

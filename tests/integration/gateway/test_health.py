@@ -18,6 +18,7 @@ from shared.limits import write_limits
 from shared.messages import Lease, PoolStats, WorkerState, encode
 from tests.fakes.byte_model import answer
 from tests.fakes.gateway_server import RunningGateway
+from tests.fakes.sse_reader import parse_sse
 from tests.integration.gateway.conftest import OpenScene, Scene
 
 
@@ -61,6 +62,60 @@ def test_reasons_in_the_order_of_a_start(
     lonely.wait_for(lambda: ready()["reason"] == "no_leader")
     assert lonely.http.get("/health/live").json() == {"status": "live"}
     assert lonely.http.get("/health").status_code == 503
+
+
+def test_every_component_tells_its_state_and_the_first_that_is_not_ready_is_the_reason(
+    lonely: RunningGateway, redis_client: redis.Redis, keys: Keys
+) -> None:
+    def states() -> dict[str, str]:
+        answered = lonely.http.get("/health/ready").json()
+        states = {name: part.get("reason", part["status"]) for name, part in answered["components"].items()}
+        assert answered["reason"] == next(state for state in states.values() if state != "ready")
+        return states
+
+    lonely.wait_for(lambda: states()["redis"] == "ready" and states()["step_log"] == "ready")
+    assert states() == {
+        "gateway": "ready",
+        "redis": "ready",
+        "scheduler": "no_leader",
+        "workers": "no_worker",
+        "step_log": "ready",
+    }
+    lead = Lease("scheduler", "s", "i", 0, WorkerState.READY)
+    scripts.acquire(redis_client, keys, instance="i", ttl_ms=60_000, lease=lead)
+    lonely.wait_for(lambda: states()["scheduler"] == "ready")
+    assert states()["workers"] == "no_worker"
+    lonely.state.monitor._reachable = False
+    unknown = lonely.state.components
+    assert (unknown["redis"].reason, unknown["scheduler"].reason) == ("redis_unreachable", "unknown")
+
+
+def test_a_full_queue_saturates_but_does_not_make_unready(open_scene: OpenScene) -> None:
+    scene = open_scene(pool_cap_requests=1)
+    scene.pool.pause()
+    time.sleep(0.1)
+    with scene.gateway.http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as response:
+        assert response.status_code == 200
+        scene.gateway.wait_for(lambda: scene.gateway.http.get("/health/ready").json()["saturated"])
+        answered = scene.gateway.http.get("/health/ready")
+        assert answered.status_code == 200 and answered.json()["saturated_by"] == "queue"
+        assert scene.post("/v1/completions", prompt="y").status_code == 429
+        scene.pool.resume()
+        assert parse_sse(response.iter_lines()).is_done
+    scene.gateway.wait_for(lambda: not scene.gateway.http.get("/health/ready").json()["saturated"])
+
+
+def test_what_redis_may_lose_is_said_once(
+    redis_client: redis.Redis, open_scene: OpenScene, caplog: pytest.LogCaptureFixture
+) -> None:
+    redis_client.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        scene = open_scene()
+        view = scene.gateway.state.monitor.view
+        scene.gateway.wait_for(lambda: scene.gateway.state.monitor.view is not view)
+    finally:
+        redis_client.config_set("maxmemory-policy", "noeviction")
+    assert sum("allkeys-lru" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_a_pool_that_was_ready_a_moment_ago_still_takes_requests(open_scene: OpenScene) -> None:
