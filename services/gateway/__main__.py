@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from services.gateway.server import GatewayServer, HideCutBodies
 from services.gateway.settings import Settings
 from services.gateway.text.tokenizer import TextTokenizer
+from shared import fault_points
 from shared.errors import ConfigError
 
 SWITCH_S = 0.0005
@@ -22,6 +23,7 @@ def main() -> int:
     except ValidationError as error:
         print(f"gateway: {error}", file=sys.stderr)
         return 2
+    fault_points.arm(settings.fault_dir)
     # The loop waits for the interpreter's lock behind the text threads: no longer than this.
     sys.setswitchinterval(SWITCH_S)
     form = "%(asctime)s %(levelname)s %(name)s %(message)s"

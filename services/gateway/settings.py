@@ -68,6 +68,8 @@ class Settings(BaseSettings):
     shutdown_grace_s: float = Field(30.0, ge=0)
     """Streams may finish this long after a SIGTERM."""
     trace_exporter: Literal["none", "console", "otlp"] = "none"
+    fault_dir: str = ""
+    """Of fault tests only: see `shared/fault_points.py`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @field_validator("served_model_name", "cors_origins", mode="before")

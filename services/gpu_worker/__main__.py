@@ -16,6 +16,7 @@ from services.gpu_worker.service.partition import (
 )
 from services.gpu_worker.service.worker import LoadedWorker, LoadProgress, Worker
 from services.gpu_worker.settings import Settings
+from shared import fault_points
 from shared.errors import ConfigError
 from shared.keys import Keys
 from shared.leases import new_instance
@@ -36,6 +37,7 @@ def main() -> int:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return ExitCode.CONFIG
     _configure_logging(settings.log_level)
+    fault_points.arm(settings.fault_dir)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     partition = plan_partition(settings.worker_index, settings.num_workers)
     _prepare_cores(partition)

@@ -53,6 +53,8 @@ class Settings(BaseSettings):
     """Added to the niceness of the compute threads, so that whatever moves messages runs first."""
     drain_grace_s: float = Field(25.0, ge=0)
     """On SIGTERM: longest time until its requests have moved or ended. (Kubernetes kills after 30.)"""
+    fault_dir: str = ""
+    """Of fault tests only: see `shared/fault_points.py`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @field_validator("swap_space")

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from services.scheduler.service import logs
 from services.scheduler.service.service import SchedulerService
 from services.scheduler.settings import Settings
+from shared import fault_points
 from shared.errors import ConfigError
 from shared.keys import Keys
 from shared.leases import LeaseKeeper, new_instance
@@ -25,6 +26,7 @@ def main() -> int:
         print(f"pagewire scheduler: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     logs.configure(settings.log_level)
+    fault_points.arm(settings.fault_dir)
     lease = Lease(
         service="scheduler",
         name=settings.name,

@@ -102,6 +102,8 @@ class Settings(BaseSettings):
     """Stable name of this seat."""
     instance: str = ""
     """Unique per process start; the supervisor gives it, else it is chosen."""
+    fault_dir: str = ""
+    """Of fault tests only: see `shared/fault_points.py`."""
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(str.lower)] = "info"
 
     def core_config(self, max_model_len: int) -> SchedulerConfig:

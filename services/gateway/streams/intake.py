@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import redis.asyncio
 
 from shared.errors import IdempotencyConflict, PagewireError, QueueFull, RateLimited, Unavailable
+from shared.fault_points import FaultPoint, pass_point
 from shared.keys import Keys
 from shared.messages import FIELD, Abort, ResponseHead, Stop, Submission, encode
 from shared.redis_client import RedisFailure
@@ -161,6 +162,7 @@ class Intake:
                     log_id=log_id,
                     quota=quota,
                 )
+                pass_point(FaultPoint.REQUEST_SUBMITTED)
             except QueueFull as error:
                 if error.whoever_asks:
                     self._full_until = time.monotonic() + FULL_S

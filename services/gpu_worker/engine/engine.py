@@ -30,6 +30,7 @@ from services.gpu_worker.models.model import ForwardInputs, Model
 from services.gpu_worker.profile import Part, StepProfile
 from services.gpu_worker.sampling.sampler import Sampled, Sampler
 from shared.errors import ConfigError
+from shared.fault_points import FaultPoint, pass_point
 from shared.messages import NewRow, StepPlan, StepResult
 from shared.packing import unpack_int32
 
@@ -139,6 +140,8 @@ class Engine:
         parents = self._beams.read_parents(plan.beams)
         left = self._drop(plan.dropped)
         copying = self._copier.run(checked.copies)
+        if checked.copies:
+            pass_point(FaultPoint.BLOCKS_COPIED)
         for new in plan.added:
             self._add(new)
         beams = self._beams.make(plan.beams, parents)

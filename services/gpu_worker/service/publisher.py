@@ -11,6 +11,7 @@ from services.gpu_worker.profile import Part, StepProfile
 from services.gpu_worker.service.backoff import delays
 from services.gpu_worker.service.inbox import Inbox
 from services.gpu_worker.service.seat import Seat
+from shared.fault_points import FaultPoint, pass_point
 from shared.messages import StepResult, encode
 from shared.redis_client import RedisFailure
 from shared.scripts import AppendStatus, publish_step
@@ -66,7 +67,9 @@ class Publisher:
             if result is None:
                 return
             started = time.perf_counter()
+            pass_point(FaultPoint.STEP_COMPUTED)
             status = self._publish(result.step_id, encode(result))
+            pass_point(FaultPoint.STEP_PUBLISHED)
             self._profile.observe(Part.PUBLISH, time.perf_counter() - started)
             if status is AppendStatus.STALE:
                 log.warning("step %d refused: incarnation %d is fenced", result.step_id, self._seat.incarnation)

@@ -7,6 +7,7 @@ import redis
 from services.scheduler.core.ticks import TickOutcome
 from shared.channel import Channel, Command
 from shared.errors import Fenced, PagewireError
+from shared.fault_points import FaultPoint, pass_point
 from shared.keys import Keys
 from shared.messages import Tick, TickEntry, encode
 from shared.records import final_fields
@@ -58,12 +59,14 @@ class Committer:
         """
         if not self._pending:
             return
+        pass_point(FaultPoint.TICK_DECIDED)
         try:
             statuses = commit_ticks(self._channel, self._keys, self._pending, then)
         except redis.ResponseError as error:
             if "The ID specified in XADD" in str(error):
                 raise PlanRefused(str(error)) from error
             raise
+        pass_point(FaultPoint.TICK_COMMITTED)
         if AppendStatus.STALE in statuses:
             raise Fenced(f"epoch {self._epoch} is stale")
         self._pending.clear()

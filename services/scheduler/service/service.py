@@ -24,6 +24,7 @@ from services.scheduler.service.workers import SERVICE as WORKER_SERVICE
 from services.scheduler.service.workers import Requirements, WorkerDirectory
 from services.scheduler.settings import Settings
 from shared.errors import Fenced, ProtocolError
+from shared.fault_points import FaultPoint, pass_point
 from shared.keys import Keys
 from shared.leases import read_members
 from shared.messages import IntakeMessage, Lease, WorkerState
@@ -108,6 +109,7 @@ class SchedulerService:
             if stop.wait(ACQUIRE_INTERVAL_S):
                 return None
         logs.info("leading", epoch=self._leadership.epoch)
+        pass_point(FaultPoint.EPOCH_ACQUIRED)
         snapshot = self._snapshot()
         max_model_len = self._max_model_len(snapshot, stop)
         if max_model_len == 0:
@@ -137,6 +139,7 @@ class SchedulerService:
     def _compose(self, snapshot: Snapshot | None, config: SchedulerConfig) -> Leader:
         client, keys, epoch = self._client, self._keys, self._leadership.epoch
         start = self._warm(snapshot, config) or self._cold(config)
+        pass_point(FaultPoint.TICKS_REPLAYED)
         position, lanes = start.position, {w: lane.incarnation for w, lane in start.position.core.lanes.items()}
         base_requests, base_tokens = queue_base(client, keys, position)
         parts = LeaderParts(

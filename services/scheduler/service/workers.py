@@ -14,6 +14,7 @@ import redis
 from services.scheduler.service import logs
 from shared.capacity import MAX_BLOCKS
 from shared.errors import Fenced
+from shared.fault_points import FaultPoint, pass_point
 from shared.keys import Keys
 from shared.leases import forget_members, read_members
 from shared.messages import Lease, WorkerDraining, WorkerEvent, WorkerFenced, WorkerJoined, WorkerState
@@ -199,6 +200,7 @@ class WorkerDirectory:
             new_holder=new_holder,
             reason=reason,
         )
+        pass_point(FaultPoint.WORKER_FENCED)
         if incarnation == 0:
             raise Fenced(f"epoch {self._epoch} is stale")
         if incarnation < 0:
