@@ -11,7 +11,7 @@ KERNELS := $(VENV)/.kernels
 CODE := benchmarks infra kernels services shared tests
 
 .DEFAULT_GOAL := help
-.PHONY: help env kernels model run test test-property lint format bench bench-scheduler bench-kv bench-engine bench-kernels \
+.PHONY: help env kernels model run test test-property test-fault soak lint format bench bench-scheduler bench-kv bench-engine bench-kernels \
 	bench-gateway bench-quality bench-peers kernels-report gpu-check compose-test clean
 
 help:
@@ -40,6 +40,12 @@ test: model ## all tests that need no GPU
 
 test-property: $(KERNELS) ## the property tests with many more examples
 	$(BIN)/python -m pytest tests/property --hypothesis-profile=thorough --timeout=0 $(ARGS)
+
+test-fault: model ## faults of every kind on the default model; writes a report to build/fault; fails if a bar is missed
+	$(BIN)/python -m tests.fault --model default --out build/fault --all-but soak $(ARGS)
+
+soak: model ## 20,000 requests, and nothing grows; report in build/soak
+	$(BIN)/python -m tests.fault --model default --out build/soak --only soak $(ARGS)
 
 lint: $(STAMP) ## style, types and import contracts
 	$(BIN)/ruff check $(CODE)

@@ -49,7 +49,7 @@ def pass_point(point: FaultPoint) -> None:
     """Suffer the fault that waits at `point`, if there is one."""
     if _folder is None:
         return
-    claimed = _folder / f"{point}.{os.getpid()}"
     with suppress(FileNotFoundError):
-        (_folder / point).rename(claimed)
-        os.kill(os.getpid(), signal.Signals[claimed.read_text().strip()])
+        name = (_folder / point).read_text().strip()
+        (_folder / point).rename(_folder / f"{point}.{os.getpid()}")
+        os.kill(os.getpid(), signal.Signals[name])

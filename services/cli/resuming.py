@@ -114,13 +114,14 @@ class ResumingStream:
         return client.stream("GET", f"{self._url}/v1/requests/{self.request_id}/stream", headers=headers)
 
     def _check(self, response: httpx.Response) -> None:
-        """An error that may pass is one only for a request that was accepted before."""
+        """An error that may pass is one only for a request that was, or may have been, accepted before."""
         if response.status_code == httpx.codes.OK:
             return
         response.read()
         if response.status_code == httpx.codes.NOT_FOUND and self.num_resumed:
             raise ServerError("the stream broke off, and the server knows it no more")
-        if response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR and self.request_id:
+        may_be_accepted = self.request_id or self._was_sent
+        if response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR and may_be_accepted:
             raise _Interrupted(f"HTTP {response.status_code}")
         raise ServerError(f"HTTP {response.status_code}: {message_of(response)}")
 

@@ -2,17 +2,19 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 import httpx
@@ -152,6 +154,11 @@ class Stack:
         """Lines that all processes have logged so far."""
         return sum(len(log.read_bytes().splitlines()) for log in (self.state_dir / "logs").iterdir())
 
+    def count_logged(self, pattern: re.Pattern[str]) -> int:
+        """How often all processes have logged this so far."""
+        logs = (self.state_dir / "logs").iterdir()
+        return sum(len(pattern.findall(log.read_text(errors="replace"))) for log in logs)
+
     def wait_idle(self, seconds: float = 30.0) -> None:
         """Until the leader says twice, further apart than it refreshes its gauges, that nothing runs or waits."""
         deadline = time.monotonic() + seconds
@@ -235,11 +242,16 @@ def _wait_ready(process: "subprocess.Popen[bytes]", log: Path) -> str:
 
 
 @contextmanager
-def running_stack(folder: Path, port: int, home: Path, **flags: object) -> Iterator[Stack]:
-    """`pagewire up` with `flags`, state under `folder`; ended by Ctrl-C, which must leave nothing behind."""
+def running_stack(
+    folder: Path, port: int, home: Path, variables: Mapping[str, str] = MappingProxyType({}), /, **flags: object
+) -> Iterator[Stack]:
+    """`pagewire up` with `flags`, state under `folder`; ended by Ctrl-C, which must leave nothing behind.
+
+    `variables`: of the environment, for settings of services that are no flags.
+    """
     state_dir, log = folder / "state", folder / "up.log"
     command = [sys.executable, "-m", "services.cli", "up", "--port", str(port), "--state-dir", str(state_dir)]
-    environment = {**os.environ, "PAGEWIRE_HOME": str(home)}
+    environment = {**os.environ, "PAGEWIRE_HOME": str(home), **variables}
     with open(log, "wb") as stderr:
         process = subprocess.Popen(
             [*command, *_arguments(flags)],

@@ -1,0 +1,57 @@
+"""`python -m tests.fault`: the fault tests in their long form, every scenario or those of `--only`.
+
+Prints its figures, writes JSON, a page of Markdown and a plot, and fails if a bar is missed. A later `--model` wins.
+"""
+
+import argparse
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+
+from benchmarks.termination import exit_on_sigterm
+from tests.fault.scenarios import SCENARIOS
+from tests.harness.fault_model import DEFAULT, TINY
+from tests.harness.fault_run import FaultRun, Options, fault_run
+
+
+def main() -> int:
+    """Run; the exit code is 1 if a bar was missed."""
+    arguments = _parse()
+    exit_on_sigterm()
+    known = {field.name for field in fields(Options)}
+    options = Options(**{name: value for name, value in vars(arguments).items() if name in known})
+    with fault_run(options, keep=arguments.keep) as run:
+        for name in arguments.only or [name for name in SCENARIOS if name not in (arguments.all_but or ())]:
+            started = time.monotonic()
+            SCENARIOS[name](run)
+            print(f"  {name}: {time.monotonic() - started:.0f} s", flush=True)
+        return _finish(run, arguments.out)
+
+
+def _finish(run: FaultRun, out: Path | None) -> int:
+    if out is None:
+        return run.report.finish(None)
+    from tests.harness.fault_pages import write_pages
+
+    out.mkdir(parents=True, exist_ok=True)
+    code = run.report.finish(out / "fault.json")
+    write_pages(run, out)
+    return code
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.fault", description=__doc__)
+    parser.add_argument("--only", action="append", choices=list(SCENARIOS), help="may be repeated")
+    parser.add_argument("--all-but", action="append", choices=list(SCENARIOS), help="may be repeated")
+    parser.add_argument("--model", choices=(TINY, DEFAULT), default=TINY)
+    parser.add_argument("--out", type=Path, help="folder for fault.json, fault.md and fault.png")
+    parser.add_argument("--keep", action="store_true", help="keep state and logs of the stacks")
+    for field in fields(Options):
+        if field.name != "model":
+            parser.add_argument(f"--{field.name.replace('_', '-')}", type=int, default=field.default, metavar="N")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

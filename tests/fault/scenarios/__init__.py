@@ -1,0 +1,27 @@
+"""Scenarios by name. Each takes a `FaultRun`, starts what it needs, and adds tables and bars to its report."""
+
+from collections.abc import Callable
+
+from tests.fault.scenarios import crowds, kills, network, overload, pauses, recoveries, redis_faults
+from tests.harness.fault_run import FaultRun
+
+SCENARIOS: dict[str, Callable[[FaultRun], None]] = {
+    "random-kills": kills.random_kills,
+    "windows": kills.windows,
+    "worker-kill": recoveries.worker_kill,
+    "worker-lease": recoveries.worker_lease,
+    "scheduler-kill": recoveries.scheduler_kill,
+    "gateway-resume": recoveries.gateway_resume,
+    "sampling": kills.sampling,
+    "worker-pause": pauses.worker_pause,
+    "leader-pause": pauses.leader_pause,
+    "redis-restart": redis_faults.redis_restart,
+    "redis-truncated": redis_faults.redis_truncated,
+    "redis-flushall": redis_faults.redis_flushall,
+    "network": network.network,
+    "client-resets": network.client_resets,
+    "overload": overload.overload,
+    "health": overload.health,
+    "clients-leave": crowds.clients_leave,
+    "soak": crowds.soak,
+}

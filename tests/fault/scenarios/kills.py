@@ -1,0 +1,43 @@
+"""kill -9 at random moments and in named windows: no client notices anything but a pause."""
+
+from collections.abc import Mapping
+
+from tests.harness.chaos_plan import KILLS, WINDOWS, Action, FaultKind, plan_faults, spread
+from tests.harness.fault_run import FaultRun, Scene
+
+SPARE = 8
+"""Clients more than streams that must be in flight: some are always between two streams."""
+SMALL_POOL = {"num_blocks": 260, "num_cpu_blocks": 400, "preemption": "swap"}
+"""Blocks for about half of the streams, so that requests are swapped out and in all the time."""
+
+
+def random_kills(run: FaultRun) -> None:
+    """Random kills over gateway, scheduler and worker."""
+    strike_all(run, "random-kills", spread(run.options.kills, KILLS))
+
+
+def windows(run: FaultRun) -> None:
+    """Each named window, several times."""
+    strike_all(run, "windows", dict.fromkeys(WINDOWS, run.options.windows))
+
+
+def sampling(run: FaultRun) -> None:
+    """Workers die under streams that sample at temperature 0.9: their seeds say what comes next."""
+    with run.scene("sampling") as scene:
+        scene.references = [reference for reference in scene.references if reference.body["temperature"]]
+        _strike(scene, {FaultKind(Action.KILL, "gpu_worker"): run.options.repeats})
+
+
+def strike_all(run: FaultRun, name: str, wanted: Mapping[FaultKind, int]) -> None:
+    """These faults, in an order and at moments that the seed decides, one after another on one stack."""
+    with run.scene(name, **SMALL_POOL) as scene:
+        _strike(scene, wanted)
+
+
+def _strike(scene: Scene, wanted: Mapping[FaultKind, int]) -> None:
+    options = scene.run.options
+    with scene.load(options.streams + SPARE) as load:
+        for fault in plan_faults(options.seed, wanted):
+            hit = scene.strike(fault, load, options.streams)
+            print(f"  {hit.fault.kind} ({hit.victim}), {hit.num_in_flight} streams in flight", flush=True)
+    scene.run.add_audit(scene.name, scene.audit(load), faults=sum(wanted.values()))

@@ -1,0 +1,288 @@
+"""What every scenario of the fault tests needs: options, a stack whose texts are known, a report."""
+
+import asyncio
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+import httpx
+
+from benchmarks.report import Bar, Report, Row
+from services.cli.settings import load_settings
+from tests.harness.audit import Audit
+from tests.harness.chaos_plan import Fault
+from tests.harness.fault_model import TINY, FaultModel, prepare_model
+from tests.harness.injector import Hit, Injector
+from tests.harness.pool_state import PoolState, wait_for
+from tests.harness.ports import free_port
+from tests.harness.reference_text import complete_all, records_of
+from tests.harness.stack import Stack, running_stack
+from tests.harness.streams import Outcome, Reference, StreamLoad
+
+SETTLE_S = 180.0
+"""Longest time from a fault to a whole pool again: a worker loads its model anew."""
+QUIET_S = 1.5
+WORKERS = 2
+NUM_BLOCKS = 1600
+"""Enough for all streams at one worker, and few: a worker that comes back touches them all."""
+RECORD_TTL_S = "86400"
+"""Records are compared at the end of a scenario, which may take hours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says."""
+
+    seed: int = 0
+    model: str = TINY
+    streams: int = 32
+    """In flight when a fault comes."""
+    kills: int = 200
+    """Random ones, over gateway, scheduler and worker."""
+    windows: int = 10
+    """Times that each named window is hit."""
+    repeats: int = 20
+    """Of each fault whose recovery is measured, and of pauses."""
+    redis_faults: int = 5
+    """Restarts, losses of the file's end and of all data, each."""
+    requests: int = 5000
+    """Of clients that leave."""
+    soak: int = 20_000
+    """Requests of the soak."""
+    posts: int = 2000
+    """Prompts at once while health is asked for."""
+
+
+@dataclass(slots=True)
+class Recovery:
+    """Pauses of streams, in seconds, after one kind of fault."""
+
+    kind: str
+    pauses: list[float] = field(default_factory=list)
+    limit_s: float | None = None
+
+    def observe(self, struck: Sequence[tuple[list[Outcome], float]]) -> None:
+        """Add the pauses of streams that were in flight when a fault came, each until the next fault."""
+        ends = [at for _, at in struck[1:]] + [float("inf")]
+        for (flying, at), until in zip(struck, ends, strict=True):
+            pauses = (outcome.recovery_s(at, until) for outcome in flying)
+            self.pauses += [pause for pause in pauses if pause is not None]
+
+    @property
+    def row(self) -> Row:
+        """Percentiles in seconds, of at least one pause."""
+        cuts = statistics.quantiles(self.pauses * 2, n=100, method="inclusive")  # twice: it asks for two at least
+        return {
+            "fault": self.kind,
+            "pauses": len(self.pauses),
+            "p50 s": cuts[49],
+            "p90 s": cuts[89],
+            "p99 s": cuts[98],
+            "longest s": max(self.pauses),
+        }
+
+
+@dataclass(slots=True)
+class FaultRun:
+    """One invocation: scenarios add what they found to `report`."""
+
+    options: Options
+    report: Report
+    folder: Path
+    recoveries: list[Recovery] = field(default_factory=list)
+    hits: list[tuple[str, Hit]] = field(default_factory=list)
+    """(scenario, fault)."""
+    curves: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    """Scenario → what was sampled in it → values, in order."""
+    _model: FaultModel | None = None
+    _references: list[Reference] = field(default_factory=list)
+    """Found on the first stack."""
+
+    @property
+    def model(self) -> FaultModel:
+        """Prepared once."""
+        if self._model is None:
+            self._model = prepare_model(self.options.model, self.folder / "model")
+        return self._model
+
+    @contextmanager
+    def scene(
+        self, name: str, variables: Mapping[str, str] = MappingProxyType({}), /, **flags: object
+    ) -> Iterator["Scene"]:
+        """A stack for the scenario of this name, with known texts."""
+        folder = self.folder / name
+        fault_dir = folder / "faults"
+        fault_dir.mkdir(parents=True)
+        home = load_settings({}).home.expanduser()
+        own = {"PAGEWIRE_FAULT_DIR": str(fault_dir), "PAGEWIRE_RECORD_TTL_S": RECORD_TTL_S, **variables}
+        sizes = {"num_blocks": NUM_BLOCKS, "gateways": 2}
+        chosen: dict[str, object] = {"model": self.model.model, "dtype": "float32", **sizes, **flags}
+        with running_stack(folder, free_port(), home, own, workers=WORKERS, **chosen) as stack:
+            pool = PoolState(stack)
+            try:
+                scene = Scene(self, name, stack, pool, Injector(pool, fault_dir))
+                wait_for("all workers", lambda: pool.num_serving() == WORKERS, SETTLE_S)
+                self._references = self._references or references(stack, self.model)
+                scene.references = list(self._references)
+                scene.num_usage_before = len(pool.usage())
+                yield scene
+            finally:
+                pool.close()
+
+    def add_recovery(self, recovery: Recovery) -> None:
+        """The table and the bar of pauses."""
+        if not recovery.pauses:
+            self.report.lacks(f"{recovery.kind}: no stream was in flight")
+            return
+        self.recoveries.append(recovery)
+        row = recovery.row
+        bar = Bar(f"{recovery.kind}: p99 recovery", float(row["p99 s"] or 0), recovery.limit_s or 0.0, "s")
+        self.report.add(f"{recovery.kind}, recovery", [row], [bar] if recovery.limit_s else [])
+
+    def add_audit(self, name: str, audit: Audit, **figures: float | str) -> None:
+        """The table and the bar of a comparison."""
+        row: Row = {
+            "scenario": name,
+            "streams": audit.num_streams,
+            "tokens": audit.num_tokens,
+            "resumed": audit.num_resumed,
+            "refused": audit.num_refused,
+            "excused": audit.num_excused,
+            **figures,
+            "wrong": len(audit.faults),
+        }
+        for fault in audit.faults[:20]:
+            print(f"  WRONG {fault}", flush=True)
+        self.report.add(
+            name, [row], [Bar(f"{name}: wrong texts, usage records, idle states", len(audit.faults), 0, "")]
+        )
+
+
+@dataclass(slots=True)
+class Scene:
+    """A running stack in one scenario."""
+
+    run: FaultRun
+    name: str
+    stack: Stack
+    pool: PoolState
+    injector: Injector
+    references: list[Reference] = field(default_factory=list)
+    num_usage_before: int = 0
+    """Of the references."""
+
+    @contextmanager
+    def second_scheduler(self) -> Iterator[None]:
+        """One more scheduler, which waits for the leader's lease."""
+        command = [sys.executable, "-m", "services.cli", "serve", "scheduler", "--name", "scheduler-1"]
+        command += ["--model", self.run.model.model, "--state-dir", str(self.stack.state_dir)]
+        log = self.stack.state_dir / "logs" / "scheduler-1.log"
+        with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
+            try:
+                wait_for("the second scheduler", lambda: len(self.pool.schedulers()) == 2)
+                yield
+            finally:
+                process.terminate()
+                process.wait(30)
+
+    def load(self, count: int, urls: Sequence[str] = ()) -> StreamLoad:
+        """Streams at these gateways (none: at all), to be used as a context manager."""
+        return StreamLoad(urls or self.stack.gateway_urls(), self.references, count, seed=self.run.options.seed)
+
+    def strike(self, fault: Fault, load: StreamLoad, num_in_flight: int) -> Hit:
+        """Carry out one fault with so many streams in flight, and wait until the pool is whole again."""
+        time.sleep(fault.after_s)
+        flying = load.wait_in_flight(num_in_flight)
+        hit = self.injector.carry_out(fault, flying)
+        self.run.hits.append((self.name, hit))
+        self.settle(load)
+        return hit
+
+    def settle(self, load: StreamLoad, seconds: float = SETTLE_S) -> None:
+        """Until every process is there, the leader has all workers, and every stream in flight goes on or has ended.
+
+        What was on its way when the fault came is over within `QUIET_S` and proves nothing.
+        """
+        since, flying = time.monotonic() + QUIET_S, load.in_flight
+        counts = {"gateway": len(self.stack.gateway_urls()), "scheduler": 1, "gpu_worker": WORKERS, "redis": 1}
+
+        def is_whole() -> bool:
+            there = all(len(self.pool.children(service)) >= count for service, count in counts.items())
+            return there and self.pool.num_serving() == WORKERS and self._gateways_live()
+
+        def all_go_on() -> bool:
+            return all(outcome.ended_at or outcome.arrivals[-1] > since for outcome in flying)
+
+        time.sleep(QUIET_S)  # gauges of before the fault prove nothing either
+        wait_for("all processes", is_whole, seconds)
+        wait_for("tokens of every stream in flight", all_go_on, seconds)
+
+    def _gateways_live(self) -> bool:
+        try:
+            return all(httpx.get(f"{url}/health/ready", timeout=2).is_success for url in self.stack.gateway_urls())
+        except httpx.HTTPError:
+            return False
+
+    def audit(self, load: StreamLoad) -> Audit:
+        """Everything that holds after faults which no client may notice."""
+        audit = Audit()
+        audit.check_idle(self.pool)
+        audit.check_streams(load.ended)
+        audit.check_records(self.pool, load.ended)
+        audit.check_usage(self.pool, load.ended, self.num_usage_before)
+        return audit
+
+
+def references(stack: Stack, model: FaultModel) -> list[Reference]:
+    """Half of the prompts greedily, half at temperature 0.9 with a seed, each as it goes when nothing happens.
+
+    Raises:
+        AssertionError: a greedy text is not that of Transformers.
+    """
+    bodies: list[dict[str, object]] = [
+        {
+            "model": stack.model,
+            "prompt": prompt,
+            "max_tokens": model.num_tokens,
+            "ignore_eos": True,
+            "temperature": 0.9 if index % 2 else 0,
+            "seed": index,
+            "stream_options": {"include_usage": True},
+        }
+        for index, prompt in enumerate(model.prompts)
+    ]
+    whole = [{name: value for name, value in body.items() if name != "stream_options"} for body in bodies]
+    answers = asyncio.run(complete_all(stack, whole))
+    records = records_of(stack, [answer["id"] for answer in answers])
+    for index, greedy in model.greedy.items():
+        found = list(records[index].output[: len(greedy)])
+        assert found == greedy, f"prompt {index}: the pool's greedy text is not that of Transformers"
+    return [
+        Reference(body, answer["choices"][0]["text"], tuple(record.output))
+        for body, answer, record in zip(bodies, answers, records, strict=True)
+    ]
+
+
+@contextmanager
+def fault_run(options: Options, keep: bool = False) -> Iterator[FaultRun]:
+    """A run in a folder of its own, which goes with it unless `keep` is set or it fails."""
+    folder = Path(tempfile.mkdtemp(prefix="pagewire-fault-"))
+    title = f"faults (seed {options.seed}, {options.model} model, pid {os.getpid()})"
+    try:
+        yield FaultRun(options, Report(title), folder)
+    except BaseException:
+        print(f"logs are kept in {folder}", flush=True)
+        raise
+    if keep:
+        print(f"logs are kept in {folder}", flush=True)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
