@@ -34,11 +34,14 @@ def tokens_of(folder: Path) -> list[int]:
 class Bench:
     """A model and a cache in which request k has the blocks from `k * blocks_each` on."""
 
-    def __init__(self, model: Model, *, num_requests: int, max_tokens: int) -> None:
+    def __init__(
+        self, model: Model, *, num_requests: int, max_tokens: int, kv_dtype: torch.dtype | None = None
+    ) -> None:
+        """`kv_dtype`: of the cache; the model's if absent."""
         self.model = model
         self.blocks_each = -(-max_tokens // BLOCK_SIZE)
         num_blocks = num_requests * self.blocks_each
-        self.cache = KVCache.allocate(model.config, num_blocks, BLOCK_SIZE, model.dtype, model.device)
+        self.cache = KVCache.allocate(model.config, num_blocks, BLOCK_SIZE, kv_dtype or model.dtype, model.device)
         self.cache.data.zero_()
 
     def forward(self, request: int, tokens: list[int], start: int, *, all_logits: bool) -> torch.Tensor:

@@ -46,10 +46,17 @@ class Sums:
 
 
 @torch.inference_mode()
-def compare(reference: Any, candidate: Any, tokens: list[int], segment: int) -> Sums:
-    """Read the text in segments of `segment` tokens, each from its beginning; what is left over is a shorter one."""
+def compare(
+    reference: Any, candidate: Any, tokens: list[int], segment: int, *, kv_dtype: torch.dtype | None = None
+) -> Sums:
+    """Read the text in segments of `segment` tokens, each from its beginning; what is left over is a shorter one.
+
+    Args:
+        kv_dtype: of the candidate's KV cache; its own if absent.
+    """
     sums = Sums()
-    first, second = (Bench(model, num_requests=1, max_tokens=segment) for model in (reference, candidate))
+    pairs = ((reference, None), (candidate, kv_dtype))
+    first, second = (Bench(model, num_requests=1, max_tokens=segment, kv_dtype=kv) for model, kv in pairs)
     for start in range(0, len(tokens), segment):
         part = tokens[start : start + segment]
         if len(part) > 1:

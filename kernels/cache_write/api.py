@@ -6,7 +6,7 @@ import torch
 
 from kernels.cache_write import native, reference
 from kernels.checks import library_of_packed, require, same_place
-from kernels.kv_layout.api import is_packed, run_shape
+from kernels.kv_layout.api import is_packed, meets, run_shape
 from kernels.launch import runs_triton
 from kernels.rms_norm.api import rms_norm
 from kernels.rope.api import rope
@@ -30,7 +30,8 @@ def cache_write(
     Args:
         key, value: [num_tokens, num_kv_heads, head_dim].
         k_cache, v_cache: [num_blocks, num_kv_heads, block_size, head_dim] of one layer, or packed
-            (kernels/kv_layout); written in place. Packed ones in bfloat16 also take float32, and round it.
+            (kernels/kv_layout); written in place. Packed ones in bfloat16 also take float32, and round it; those of
+            int8 codes take both.
         slot_mapping: [num_tokens] int64, `block_id * block_size + offset`; no slot twice. The caller vouches for the
             range: checking it would read the tensor back from the device.
 
@@ -49,7 +50,7 @@ def cache_write(
         require(same_place(key, k_cache), "cache_write: tensors differ in dtype or device")
         _write_plain(key, value, k_cache, v_cache, slot_mapping)
         return
-    require(key.dtype in (k_cache.dtype, torch.float32), f"cache_write: {key.dtype} to {k_cache.dtype}")
+    require(meets(key.dtype, k_cache.dtype), f"cache_write: {key.dtype} to {k_cache.dtype}")
     library = library_of_packed("cache_write")
     native.rope_cache_write(library, None, key, value, k_cache, v_cache, slot_mapping)
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/cache_write/codes.h"
 #include "kernels/native/parallel.h"
 #include "kernels/rms_norm/rms_norm.h"
 
@@ -25,17 +26,28 @@ void rotate(float* x, const float* cosines, int dims) {
 
 // Where a token lives within a (block, kv head) run: K [head_dim / GROUP][block_size][GROUP],
 // V [block_size / GROUP][head_dim][GROUP] (kernels/paged_attention/kv_words.h).
+// Of int8: K [head_dim][block_size], V [block_size][head_dim], then the scales.
 template <class Stored>
 void write_key(const float* key, Stored* run, int offset, int block_size, int head_dim) {
     constexpr int GROUP = 4 / sizeof(Stored);
     for (int d = 0; d < head_dim; ++d) narrow(key[d], run + (d / GROUP * block_size + offset) * GROUP + d % GROUP);
 }
 
-template <class Stored, class T>
-void write_value(const T* value, Stored* run, int offset, int head_dim) {
+void write_key(const float* key, int8_t* run, int offset, int block_size, int head_dim) {
+    auto* const scales = reinterpret_cast<bf16*>(run + block_size * head_dim);
+    encode_vector(key, head_dim, run + offset, block_size, scales + offset);
+}
+
+template <class Stored>
+void write_value(const float* value, Stored* run, int offset, int, int head_dim) {
     constexpr int GROUP = 4 / sizeof(Stored);
     Stored* line = run + offset / GROUP * head_dim * GROUP + offset % GROUP;
-    for (int d = 0; d < head_dim; ++d) narrow(widen(value[d]), line + d * GROUP);
+    for (int d = 0; d < head_dim; ++d) narrow(value[d], line + d * GROUP);
+}
+
+void write_value(const float* value, int8_t* run, int offset, int block_size, int head_dim) {
+    auto* const scales = reinterpret_cast<bf16*>(run + block_size * head_dim);
+    encode_vector(value, head_dim, run + offset * head_dim, 1, scales + offset);
 }
 
 template <class T, class Stored>
@@ -58,7 +70,8 @@ public:
         for (int h = 0; h < layer_.num_kv_heads; ++h) {
             turn(from_.keys.at<T>(token) + h * dim_, norms_.key, token, head);
             write_key(head, stored(layer_.keys, block, h), offset, int(layer_.block_size), dim_);
-            write_value(from_.values.at<T>(token) + h * dim_, stored(layer_.values, block, h), offset, dim_);
+            fetch(from_.values.at<T>(token) + h * dim_, head);
+            write_value(head, stored(layer_.values, block, h), offset, int(layer_.block_size), dim_);
         }
     }
 
@@ -67,9 +80,14 @@ private:
         return reinterpret_cast<Stored*>(layer_.run(base, block, head));
     }
 
-    // One head, normalised and rotated, in float32.
-    void turn(const T* from, const float* norm, int64_t token, float* to) const {
+    // One head in float32.
+    void fetch(const T* from, float* to) const {
         for (int d = 0; d < dim_; d += LANES) store(to + d, load_or_part(from + d, dim_ - d));
+    }
+
+    // The same, normalised and rotated.
+    void turn(const T* from, const float* norm, int64_t token, float* to) const {
+        fetch(from, to);
         if (norm != nullptr) rms_norm_row(to, norm, norms_.eps, dim_, to);
         if (rotation_.dims > 0)
             rotate(to, rotation_.table + rotation_.positions[token] * rotation_.dims, int(rotation_.dims));
@@ -94,9 +112,14 @@ void rope_cache_write(const Projections& projections, const TokenHeads& out, con
             for (int64_t token = int64_t(chunk) * TOKENS; token < end; ++token) writer.run(token);
         });
     };
-    if (projections.keys.is_bf16)
+    const bool is_int8 = layer.type == KvType::INT8;
+    if (projections.keys.is_bf16 && is_int8)
+        run(Writer<bf16, int8_t>(projections, out, layer, slots, rotation, norms));
+    else if (projections.keys.is_bf16)
         run(Writer<bf16, bf16>(projections, out, layer, slots, rotation, norms));
-    else if (layer.is_bf16)
+    else if (is_int8)
+        run(Writer<float, int8_t>(projections, out, layer, slots, rotation, norms));
+    else if (layer.type == KvType::BFLOAT16)
         run(Writer<float, bf16>(projections, out, layer, slots, rotation, norms));
     else
         run(Writer<float, float>(projections, out, layer, slots, rotation, norms));

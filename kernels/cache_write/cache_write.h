@@ -26,7 +26,7 @@ struct Projections {
 };
 
 // Rotated queries go to `out`, which may be the projections themselves; keys and values of token t to slot `slots[t]`,
-// no slot twice. float32 is rounded to a bfloat16 cache; bfloat16 has a bfloat16 cache.
+// no slot twice. float32 is rounded to a bfloat16 cache, both to an int8 one (codes.h); bfloat16 has no wider cache.
 void rope_cache_write(const Projections& projections, const TokenHeads& out, const KvLayer& layer, const int64_t* slots,
                       int64_t num_tokens, const Rotation& rotation, const HeadNorms& norms);
 

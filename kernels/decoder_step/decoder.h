@@ -49,7 +49,8 @@ struct Decoder {
 // The paged cache: block b of layer l has its keys at data + b * block_bytes + 2 * l * part_bytes, then its values.
 struct Cache {
     char* data;
-    int64_t block_bytes, part_bytes, block_size, is_bf16;
+    int64_t block_bytes, part_bytes, block_size;
+    KvType type;
 };
 
 // The flat token batch. Rows and slots as kernels/paged_attention/api.py says.

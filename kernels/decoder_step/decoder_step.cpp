@@ -139,7 +139,7 @@ private:
     void attend(const DecoderLayer& layer, int64_t index) {
         char* const keys = cache_.data + 2 * index * cache_.part_bytes;
         const KvLayer kv{keys, keys + cache_.part_bytes, cache_.block_bytes, d_.num_kv_heads,
-                         cache_.block_size, d_.head_dim, cache_.is_bf16};
+                         cache_.block_size, d_.head_dim, cache_.type};
         const auto heads = [&](int64_t first) { return TokenHeads{at_.qkv + first * d_.head_dim, d_.qkv_size(), IS_BF16}; };
         const TokenHeads queries = heads(0), attended{at_.attended, d_.attended_size(), IS_BF16};
         const Projections projections{queries, heads(d_.num_heads), heads(d_.num_heads + d_.num_kv_heads), d_.num_heads};

@@ -14,7 +14,7 @@ import torch
 
 from kernels.linear.native import LARGEST, NativeLinear, PackedWeight
 from kernels.native.library import Float, Int, Library, Pointer
-from kernels.paged_attention.native import NativeBatch, Rows
+from kernels.paged_attention.native import KV_TYPES, NativeBatch, Rows
 
 Fields = Sequence[tuple[str, Any]]
 
@@ -58,7 +58,7 @@ class _Decoder(ctypes.Structure):
 
 
 class _Cache(ctypes.Structure):
-    _fields_ = (("data", Pointer), *((name, Int) for name in ("block_bytes", "part_bytes", "block_size", "is_bf16")))
+    _fields_ = (("data", Pointer), *((name, Int) for name in ("block_bytes", "part_bytes", "block_size", "type")))
 
 
 class _Step(ctypes.Structure):
@@ -151,7 +151,8 @@ class NativeDecoder:
         """Run a step.
 
         Args:
-            cache: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim] in the packed layout.
+            cache: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim] in the packed layout, of int8 codes
+                with two bytes more in the last dimension.
 
         Returns:
             [num_samples, vocab_size] float32.
@@ -201,7 +202,7 @@ def _cache(data: torch.Tensor) -> _Cache:
         data.stride(0) * num_bytes,
         data.stride(2) * num_bytes,
         data.shape[4],
-        data.dtype == torch.bfloat16,
+        KV_TYPES[data.dtype],
     )
 
 

@@ -8,6 +8,9 @@ words need no sum across their lanes, the run of a (block, kv head) pair is orde
     K  [num_blocks, num_kv_heads, head_dim / group, block_size, group]     a word: `group` dimensions of one token
     V  [num_blocks, num_kv_heads, block_size / group, head_dim, group]     a word: one dimension of `group` tokens
 
+An int8 cache is packed in another way, codes and scales (codes.py); its memory says so by its last dimension, which is
+`head_dim` and two bytes of scale, and its views are [num_blocks, num_kv_heads, 1, block_size, head_dim + 2].
+
 The number of dimensions tells the layouts apart. A run takes the same memory in both, so whatever moves whole blocks
 need not know which it is.
 """
@@ -17,6 +20,7 @@ from enum import StrEnum
 import torch
 
 from kernels.checks import require
+from kernels.kv_layout import codes
 
 
 class KVLayout(StrEnum):
@@ -32,9 +36,22 @@ def group_size(dtype: torch.dtype) -> int:
 
 
 def can_pack(dtype: torch.dtype, block_size: int, head_dim: int) -> bool:
-    """Whether runs of this shape divide into whole words."""
+    """Whether runs of this shape divide into whole words, or scales of int8 codes lie on even bytes."""
+    if dtype == torch.int8:
+        return block_size * head_dim % codes.SCALE_DTYPE.itemsize == 0
     group = group_size(dtype)
     return group > 0 and block_size % group == 0 and head_dim % group == 0
+
+
+def vector_width(dtype: torch.dtype, head_dim: int) -> int:
+    """Elements of the cache's dtype that one vector takes."""
+    return codes.width(head_dim) if dtype == torch.int8 else head_dim
+
+
+def meets(dtype: torch.dtype, cache_dtype: torch.dtype) -> bool:
+    """Whether queries, keys and values of `dtype` go with a packed cache: as it is stored, or wider."""
+    wider = (torch.float32, torch.bfloat16) if cache_dtype == torch.int8 else (torch.float32,)
+    return dtype in wider or dtype == cache_dtype != torch.int8
 
 
 def is_packed(cache: torch.Tensor) -> bool:
@@ -46,6 +63,8 @@ def run_shape(k_cache: torch.Tensor) -> tuple[int, int, int]:
     """(num_kv_heads, block_size, head_dim) of a layer's keys, in either layout."""
     if is_packed(k_cache):
         _, num_kv_heads, words, block_size, group = k_cache.shape
+        if k_cache.dtype == torch.int8:
+            return num_kv_heads, block_size, group - codes.width(0)
         return num_kv_heads, block_size, words * group
     return k_cache.shape[1], k_cache.shape[2], k_cache.shape[3]
 
@@ -61,26 +80,38 @@ def view_values(memory: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_keys(packed: torch.Tensor) -> torch.Tensor:
-    """[..., head_dim / group, block_size, group] -> [..., block_size, head_dim], new memory."""
+    """[..., head_dim / group, block_size, group] -> [..., block_size, head_dim], new memory; float32 of int8 codes."""
+    if packed.dtype == torch.int8:
+        return codes.decode(packed[..., 0, :, :], is_keys=True)
     return packed.transpose(-3, -2).flatten(-2).contiguous()
 
 
 def unpack_values(packed: torch.Tensor) -> torch.Tensor:
-    """[..., block_size / group, head_dim, group] -> [..., block_size, head_dim], new memory."""
+    """[..., block_size / group, head_dim, group] -> [..., block_size, head_dim], new memory; float32 of int8 codes."""
+    if packed.dtype == torch.int8:
+        return codes.decode(packed[..., 0, :, :], is_keys=False)
     return packed.transpose(-2, -1).flatten(-3, -2).contiguous()
 
 
 def pack_keys(plain: torch.Tensor, packed: torch.Tensor) -> None:
     """Copy keys [..., block_size, head_dim] into `packed`, the view of `view_keys`."""
+    if packed.dtype == torch.int8:
+        codes.encode(plain, packed[..., 0, :, :], is_keys=True)
+        return
     packed.copy_(plain.unflatten(-1, (-1, packed.shape[-1])).transpose(-3, -2))
 
 
 def pack_values(plain: torch.Tensor, packed: torch.Tensor) -> None:
     """Copy values [..., block_size, head_dim] into `packed`, the view of `view_values`."""
+    if packed.dtype == torch.int8:
+        codes.encode(plain, packed[..., 0, :, :], is_keys=False)
+        return
     packed.copy_(plain.unflatten(-2, (-1, packed.shape[-1])).transpose(-2, -1))
 
 
 def _view(memory: torch.Tensor, grouped: int, other: int) -> torch.Tensor:
+    if memory.dtype == torch.int8:
+        return memory.unsqueeze(-3)
     group = group_size(memory.dtype)
     fits = group > 0 and grouped % group == 0
     require(fits, f"packed KV: {tuple(memory.shape)} of {memory.dtype} does not divide into words")

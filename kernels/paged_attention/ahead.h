@@ -13,7 +13,7 @@ namespace pw {
 class Ahead {
 public:
     // `count` runs of `run_bytes` each; the list must stay until it is used up.
-    void restart(const float* const* runs, int count, int64_t run_bytes) {
+    void restart(const char* const* runs, int count, int64_t run_bytes) {
         runs_ = runs;
         end_ = runs + count;
         run_bytes_ = run_bytes;
@@ -39,19 +39,20 @@ private:
 
     PW_INLINE bool next_run() {
         if (runs_ == end_) return false;
-        at_ = reinterpret_cast<const char*>(*runs_++);
+        at_ = *runs_++;
         stop_ = at_ + run_bytes_;
         return true;
     }
 
     const char* at_ = nullptr;
     const char* stop_ = nullptr;
-    const float* const* runs_ = nullptr;
-    const float* const* end_ = nullptr;
+    const char* const* runs_ = nullptr;
+    const char* const* end_ = nullptr;
     int64_t run_bytes_ = 0;
 };
 
-// Lines to ask for beside the use of `vectors` vectors: three for four, the rest comes beside the softmax.
-constexpr int lines_beside(int vectors) { return (vectors * LANES * 3 + 63) / 64; }
+// Lines to ask for beside the use of `vectors` vectors of words of 4 bytes, or fewer: three for four, the rest comes
+// beside the softmax.
+constexpr int lines_beside(int vectors, int bytes = 4) { return (vectors * LANES * bytes * 3 / 4 + 63) / 64; }
 
 }  // namespace pw

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 
 from kernels.checks import library_of_packed, require, same_place
-from kernels.kv_layout.api import is_packed, run_shape
+from kernels.kv_layout.api import is_packed, meets, run_shape
 from kernels.launch import runs_triton, triton_version
 from kernels.native.library import level_name
 from kernels.paged_attention import gpu_batch, native, reference
@@ -100,7 +100,7 @@ def paged_attention(
     Returns:
         [num_tokens, num_heads, head_dim], contiguous.
 
-    A packed cache in bfloat16 also takes float32 queries: the result has the queries' dtype.
+    A packed cache in bfloat16 also takes float32 queries, one of int8 codes either: the result has the queries' dtype.
 
     Raises:
         ValueError: shapes, dtypes or devices do not fit, or window or soft cap are out of range.
@@ -136,7 +136,7 @@ def _native(
     alike = k_cache.numel() == v_cache.numel() and k_cache.stride(0) == v_cache.stride(0)
     require(alike and is_packed(k_cache) and is_packed(v_cache), "paged_attention: K and V cache differ")
     _require_heads(query, k_cache)
-    fits = query.dtype in (k_cache.dtype, torch.float32) and k_cache.dtype == v_cache.dtype
+    fits = meets(query.dtype, k_cache.dtype) and k_cache.dtype == v_cache.dtype
     require(fits and query.device.type == "cpu", "paged_attention: tensors differ in dtype or device")
     library = library_of_packed("paged_attention")
     return native.paged_attention(

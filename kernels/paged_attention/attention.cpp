@@ -40,6 +40,7 @@ struct Partial {
 template <class Words, class T>
 class Attention {
     using Factor = typename Words::Factor;
+    using Word = typename Words::Word;
     static_assert(sizeof(Factor) == sizeof(float), "weights take the place of their scores");
 
 public:
@@ -73,10 +74,11 @@ private:
         Factor* query;         // [rows][factors]
         float* scores;         // [rows][score_stride]
         Partial state, next;
-        TokenVector* vectors;  // of a split
-        const float** keys;    // runs of a split
-        const float** values;
-        const float** next_runs;  // of the next one: keys, then values
+        TokenVector<Words>* vectors;  // of a split
+        const Word** keys;            // runs of a split
+        const Word** values;
+        const char** next_runs;  // of the next one: keys, then values
+        float* scales;           // of a split's keys or values, if they are codes
     };
 
     int tile_rows() const { return plan_.tile_tokens * group_; }
@@ -94,10 +96,11 @@ private:
         room.scores = arena.take<float>(int64_t(tile_rows()) * score_stride());
         room.state = take_partial(arena);
         room.next = take_partial(arena);
-        room.vectors = arena.take<TokenVector>(blocks * ceil_div(layer_.block_size, LANES));
-        room.keys = arena.take<const float*>(blocks);
-        room.values = arena.take<const float*>(blocks);
-        room.next_runs = arena.take<const float*>(2 * blocks);
+        room.vectors = arena.take<TokenVector<Words>>(blocks * ceil_div(layer_.block_size, LANES));
+        room.keys = arena.take<const Word*>(blocks);
+        room.values = arena.take<const Word*>(blocks);
+        room.next_runs = arena.take<const char*>(2 * blocks);
+        room.scales = arena.take<float>(HAS_SCALES<Words> ? score_stride() : 0);
         return room;
     }
 
@@ -204,13 +207,28 @@ private:
         for (int v = 0; v < vectors; v += VECTORS_AT_ONCE)
             score<Words>(room.query, factors_, rows, room.vectors + v, std::min(VECTORS_AT_ONCE, vectors - v), size,
                          int(layer_.head_dim) / Words::GROUP, ahead, room.scores, score_stride());
+        if (HAS_SCALES<Words>) scale_rows(room, room.keys, rows, tokens);
         for (int r = 0; r < rows; ++r) {
             float* scores = room.scores + r * score_stride();
             to.softmax[r] = softmax_row(scores, reinterpret_cast<Factor*>(scores), tokens,
                                         seen(tile.position + r / group_, step.split), options_.scale, options_.soft_cap, ahead);
         }
+        if (HAS_SCALES<Words>) scale_rows(room, room.values, rows, tokens);
         weigh<Words>(reinterpret_cast<const Factor*>(room.scores), score_stride(), rows, room.values, tokens, size,
                      int(layer_.head_dim), ahead, to.out, room_);
+    }
+
+    // Scores or weights of all rows, times the scale of the token's codes.
+    void scale_rows(const Room& room, const Word* const* runs, int rows, int tokens) const {
+        const int size = int(layer_.block_size);
+        for (int t = 0; t < tokens; t += size) {
+            const auto* scales = reinterpret_cast<const bf16*>(runs[t / size] + layer_.number_bytes());
+            for (int i = 0; i < size; i += LANES) store(room.scales + t + i, load_or_part(scales + i, size - i));
+        }
+        for (int r = 0; r < rows; ++r) {
+            float* scores = room.scores + r * score_stride();
+            for (int t = 0; t < tokens; t += LANES) store(scores + t, load(scores + t) * load(room.scales + t));
+        }
     }
 
     // The tokens of a split as vectors within blocks; answers their number.
@@ -241,10 +259,11 @@ private:
         return {std::max(0, first - start), std::min(split_, position + 1 - start)};
     }
 
-    void find_runs(char* base, const Step& step, const float** runs) const {
+    template <class To>
+    void find_runs(char* base, const Step& step, const To** runs) const {
         const int32_t* table = rows_.block_tables + step.tile->row * rows_.table_stride;
         table += step.split * blocks_per_split();
-        for (int b = 0; b < num_blocks(step); ++b) runs[b] = layer_.run(base, table[b], step.head);
+        for (int b = 0; b < num_blocks(step); ++b) runs[b] = reinterpret_cast<const To*>(layer_.run(base, table[b], step.head));
     }
 
     void finish(const Step& step, const Partial& state) const {
@@ -275,7 +294,11 @@ private:
 
 void paged_attention(const TokenHeads& queries, const TokenHeads& out, const KvLayer& layer, const Rows& rows,
                      const AttentionOptions& options) {
-    if (!layer.is_bf16)
+    if (layer.type == KvType::INT8 && queries.is_bf16)
+        Attention<CodeWords, bf16>(queries, out, layer, rows, options).run();
+    else if (layer.type == KvType::INT8)
+        Attention<CodeWords, float>(queries, out, layer, rows, options).run();
+    else if (layer.type == KvType::FLOAT32)
         Attention<Float32Words, float>(queries, out, layer, rows, options).run();
     else if (!queries.is_bf16)
         Attention<WidenedWords, float>(queries, out, layer, rows, options).run();

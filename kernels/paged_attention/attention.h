@@ -9,17 +9,21 @@
 
 namespace pw {
 
+enum class KvType : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
+
 // One layer of the cache in the packed layout (kv_words.h). Block b starts at `b * block_stride` bytes, in K and in V.
 struct KvLayer {
     char* keys;
     char* values;
     int64_t block_stride, num_kv_heads, block_size, head_dim;
-    int64_t is_bf16;  // or float32
+    KvType type;
 
-    int64_t run_bytes() const { return block_size * head_dim * (is_bf16 ? 2 : 4); }
-    float* run(char* base, int64_t block, int head) const {
-        return reinterpret_cast<float*>(base + block * block_stride + head * run_bytes());
+    // Of numbers or codes in a run; scales of codes follow them.
+    int64_t number_bytes() const {
+        return block_size * head_dim * (type == KvType::FLOAT32 ? 4 : type == KvType::BFLOAT16 ? 2 : 1);
     }
+    int64_t run_bytes() const { return number_bytes() + (type == KvType::INT8 ? block_size * 2 : 0); }
+    char* run(char* base, int64_t block, int head) const { return base + block * block_stride + head * run_bytes(); }
 };
 
 // Rows of a step in the order of the flat batch; the last query of a row sees its whole context.
@@ -55,7 +59,7 @@ inline int split_tokens(int64_t block_size) {
     return int(block_size < 256 ? 256 / block_size * block_size : block_size);
 }
 
-// `out` has the type of `queries`; float32 queries may meet a bfloat16 cache, not the reverse.
+// `out` has the type of `queries`; float32 queries may meet a bfloat16 cache, not the reverse; both meet an int8 one.
 void paged_attention(const TokenHeads& queries, const TokenHeads& out, const KvLayer& layer, const Rows& rows,
                      const AttentionOptions& options);
 

@@ -4,6 +4,9 @@
 // V [block_size / GROUP][head_dim]. A vector of K holds one group of dimensions of many tokens, a vector of V one group
 // of tokens in many dimensions, so no sum runs across lanes.
 //
+// An int8 run holds bytes, K [head_dim][block_size] and V [block_size][head_dim], then a bfloat16 scale per token. Scales
+// meet scores and weights, not keys and values.
+//
 // An accumulator takes its terms one by one in ascending order, whatever tile it is part of: what a row computes depends
 // on neither tile nor batch.
 #pragma once
@@ -14,6 +17,7 @@ namespace pw {
 
 // float32 in the cache.
 struct Float32Words {
+    using Word = float;  // what a vector of `load` is made of
     static constexpr int GROUP = 1;    // numbers in a word
     static constexpr int FACTORS = 1;  // factors that meet a word
     using Factor = float;
@@ -25,6 +29,7 @@ struct Float32Words {
 
 // bfloat16 in the cache, widened in registers; queries and weights stay float32.
 struct WidenedWords {
+    using Word = float;
     static constexpr int GROUP = 2;
     static constexpr int FACTORS = 2;
     using Factor = float;
@@ -43,6 +48,7 @@ struct WidenedWords {
 
 // bfloat16 in the cache, queries and weights, multiplied in pairs.
 struct PairWords {
+    using Word = float;
     static constexpr int GROUP = 2;
     static constexpr int FACTORS = 1;
     using Factor = uint32_t;
@@ -53,5 +59,13 @@ struct PairWords {
         return add(f, without_upper_halves(line), acc);
     }
 };
+
+// int8 codes in the cache, widened when they are loaded.
+struct CodeWords : Float32Words {
+    using Word = int8_t;
+};
+
+template <class Words>
+constexpr bool HAS_SCALES = sizeof(typename Words::Word) == 1;
 
 }  // namespace pw

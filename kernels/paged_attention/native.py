@@ -7,9 +7,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kernels.kv_layout.api import run_shape
 from kernels.native.library import Float, Int, Library, Pointer
 
 IntArray = npt.NDArray[np.int64]
+
+
+KV_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+"""As in attention.h."""
 
 
 class TokenHeads(ctypes.Structure):
@@ -28,7 +33,7 @@ class KvLayer(ctypes.Structure):
         ("num_kv_heads", Int),
         ("block_size", Int),
         ("head_dim", Int),
-        ("is_bf16", Int),
+        ("type", Int),
     )
 
 
@@ -78,16 +83,8 @@ def with_contiguous_heads(tensor: torch.Tensor) -> torch.Tensor:
 
 def kv_layer(k_cache: torch.Tensor, v_cache: torch.Tensor) -> KvLayer:
     """Of packed keys and values."""
-    _, num_kv_heads, _, block_size, _ = k_cache.shape
-    return KvLayer(
-        k_cache.data_ptr(),
-        v_cache.data_ptr(),
-        k_cache.stride(0) * k_cache.element_size(),
-        num_kv_heads,
-        block_size,
-        v_cache.shape[3],
-        k_cache.dtype == torch.bfloat16,
-    )
+    block_stride = k_cache.stride(0) * k_cache.element_size()
+    return KvLayer(k_cache.data_ptr(), v_cache.data_ptr(), block_stride, *run_shape(k_cache), KV_TYPES[k_cache.dtype])
 
 
 def prepare(query_lens: IntArray, context_lens: IntArray, block_tables: torch.Tensor) -> NativeBatch:

@@ -13,8 +13,9 @@ namespace pw {
 constexpr int MAX_ROWS = LANES == 8 ? 4 : 8;  // of a tile: what the registers hold (AVX2 has 16, the others 32)
 
 // Up to LANES tokens of one block.
+template <class Words>
 struct TokenVector {
-    const float* words;  // of dimension group 0
+    const typename Words::Word* words;  // of dimension group 0
     int token;           // number of the first one within the split
     int lanes;
 };
@@ -23,16 +24,16 @@ namespace tiles {
 
 // scores[r][token] = query[r] . key[token], ROWS x VECTORS at once.
 template <class Words, int ROWS, int VECTORS, bool PART>
-void score(const typename Words::Factor* query, int query_stride, const TokenVector* at, int64_t line_stride, int groups,
+void score(const typename Words::Factor* query, int query_stride, const TokenVector<Words>* at, int64_t line_stride, int groups,
            Ahead& ahead, float* scores, int scores_stride) {
     F32 acc[ROWS][VECTORS];
     for (int r = 0; r < ROWS; ++r)
         for (int v = 0; v < VECTORS; ++v) acc[r][v] = zero();
     for (int i = 0; i < groups; ++i, query += Words::FACTORS) {
-        ahead.step(lines_beside(VECTORS));
+        ahead.step(lines_beside(VECTORS, sizeof(typename Words::Word)));
         typename Words::Line lines[VECTORS];
         for (int v = 0; v < VECTORS; ++v) {
-            const float* words = at[v].words + i * line_stride;
+            const auto* words = at[v].words + i * line_stride;
             lines[v] = Words::decode(PART ? load_or_part(words, at[v].lanes) : load(words));
         }
         for (int r = 0; r < ROWS; ++r)
@@ -44,21 +45,21 @@ void score(const typename Words::Factor* query, int query_stride, const TokenVec
 
 // out[r][d] = sum of weight[r][token] * value[token][d], ROWS x VECTORS at once.
 template <class Words, int ROWS, int VECTORS, bool PART>
-void weigh(const typename Words::Factor* weights, int weights_stride, const float* const* runs, int num_tokens,
+void weigh(const typename Words::Factor* weights, int weights_stride, const typename Words::Word* const* runs, int num_tokens,
            int block_size, int head_dim, int dim, Ahead& ahead, float* out, int out_stride) {
     constexpr int GROUP = Words::GROUP;
     F32 acc[ROWS][VECTORS];
     for (int r = 0; r < ROWS; ++r)
         for (int v = 0; v < VECTORS; ++v) acc[r][v] = zero();
-    const auto line = [&](const float* words, int v) {
-        const float* p = words + v * LANES;
+    const auto line = [&](const typename Words::Word* words, int v) {
+        const auto* p = words + v * LANES;
         return Words::decode(PART ? load(p, head_dim - dim) : load(p));
     };
     for (int left = num_tokens; left > 0; left -= block_size, ++runs) {
-        const float* words = *runs + dim;
+        const auto* words = *runs + dim;
         const int here = std::min(left, block_size);
         for (int g = 0; g < here / GROUP; ++g, words += head_dim, weights += Words::FACTORS) {
-            ahead.step(lines_beside(VECTORS));
+            ahead.step(lines_beside(VECTORS, sizeof(typename Words::Word)));
             typename Words::Line lines[VECTORS];
             for (int v = 0; v < VECTORS; ++v) lines[v] = line(words, v);
             for (int r = 0; r < ROWS; ++r)
@@ -80,7 +81,7 @@ void weigh(const typename Words::Factor* weights, int weights_stride, const floa
 constexpr int vectors_beside(int rows) { return LANES == 8 ? (rows == 1 ? 4 : 2) : (rows <= 4 ? 4 : 2); }
 
 template <class Words, int ROWS>
-void score_rows(const typename Words::Factor* query, int query_stride, const TokenVector* at, int num_vectors,
+void score_rows(const typename Words::Factor* query, int query_stride, const TokenVector<Words>* at, int num_vectors,
                 int64_t line_stride, int groups, Ahead& ahead, float* scores, int scores_stride) {
     constexpr int V = vectors_beside(ROWS);
     int done = 0;
@@ -94,7 +95,7 @@ void score_rows(const typename Words::Factor* query, int query_stride, const Tok
 }
 
 template <class Words, int ROWS>
-void weigh_rows(const typename Words::Factor* weights, int weights_stride, const float* const* runs, int num_tokens,
+void weigh_rows(const typename Words::Factor* weights, int weights_stride, const typename Words::Word* const* runs, int num_tokens,
                 int block_size, int head_dim, Ahead& ahead, float* out, int out_stride) {
     constexpr int V = vectors_beside(ROWS);
     const auto part = [&](auto run, int dim) {
@@ -120,7 +121,7 @@ constexpr auto weigh_table(std::integer_sequence<int, I...>) {
 
 // scores[r][t] for r < rows and every token of the vectors.
 template <class Words>
-void score(const typename Words::Factor* query, int query_stride, int rows, const TokenVector* at, int num_vectors,
+void score(const typename Words::Factor* query, int query_stride, int rows, const TokenVector<Words>* at, int num_vectors,
            int64_t line_stride, int groups, Ahead& ahead, float* scores, int scores_stride) {
     static constexpr auto table = tiles::score_table<Words>(std::make_integer_sequence<int, MAX_ROWS>());
     for (int r = 0; r < rows; r += MAX_ROWS)
@@ -130,7 +131,7 @@ void score(const typename Words::Factor* query, int query_stride, int rows, cons
 
 // out[r][d] for r < rows and d < head_dim; `out` has room up to a whole number of vectors.
 template <class Words>
-void weigh(const typename Words::Factor* weights, int weights_stride, int rows, const float* const* runs,
+void weigh(const typename Words::Factor* weights, int weights_stride, int rows, const typename Words::Word* const* runs,
            int num_tokens, int block_size, int head_dim, Ahead& ahead, float* out, int out_stride) {
     static constexpr auto table = tiles::weigh_table<Words>(std::make_integer_sequence<int, MAX_ROWS>());
     for (int r = 0; r < rows; r += MAX_ROWS)

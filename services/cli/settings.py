@@ -95,6 +95,12 @@ class Settings(BaseSettings):
         shown="auto",
         forward=True,
     )
+    kv_cache_dtype: Literal["auto", "int8"] | None = option(
+        None,
+        "KV on a CPU: auto (as the model computes), or int8 (half of bfloat16's memory, text changes).",
+        shown="auto",
+        forward=True,
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = option(
         None, "float32, bfloat16, float16, or auto: as the hardware computes best.", shown="auto", forward=True
     )

@@ -4,14 +4,17 @@ import torch
 from kernels.kv_layout.api import (
     can_pack,
     is_packed,
+    meets,
     pack_keys,
     pack_values,
     run_shape,
     unpack_keys,
     unpack_values,
+    vector_width,
     view_keys,
     view_values,
 )
+from kernels.kv_layout.codes import split
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -45,6 +48,30 @@ def test_a_word_holds_neighbours(dtype: torch.dtype) -> None:
     assert run_shape(keys) == run_shape(plain) == (5, 6, 10)
 
 
+def test_codes_come_back_with_their_scales() -> None:
+    """Scales lie behind the codes: nothing else of the memory is touched."""
+    plain = memory(torch.float32)
+    for view, pack, unpack in ((view_keys, pack_keys, unpack_keys), (view_values, pack_values, unpack_values)):
+        whole = torch.zeros(4, 3, 2, 5, 6, vector_width(torch.int8, 10), dtype=torch.int8)
+        packed = view(whole[:, 1, 0])
+        assert is_packed(packed) and run_shape(packed) == (5, 6, 10)
+        pack(plain, packed)
+        largest = plain.abs().amax(-1, keepdim=True)
+        assert ((unpack(packed) - plain).abs() <= largest / 127).all()
+        codes, scales = split(whole[2, 1, 0, 3])
+        token, dim = 4, 7
+        code = codes[dim * 6 + token] if view is view_keys else codes[token * 10 + dim]
+        assert unpack(packed)[2, 3, token, dim] == code.float() * scales[token].float()
+        whole[:, 1, 0] = 0
+        assert not whole.any()
+
+
+def test_which_numbers_meet_a_cache() -> None:
+    f32, bf16, f16, i8 = torch.float32, torch.bfloat16, torch.float16, torch.int8
+    assert all(meets(*pair) for pair in ((f32, f32), (f32, bf16), (bf16, bf16), (f32, i8), (bf16, i8)))
+    assert not any(meets(*pair) for pair in ((bf16, f32), (f16, i8), (i8, i8), (f16, f32)))
+
+
 def test_a_view_is_the_same_memory() -> None:
     plain = memory(torch.bfloat16)
     view_keys(plain).zero_()
@@ -52,8 +79,8 @@ def test_a_view_is_the_same_memory() -> None:
 
 
 def test_which_runs_divide_into_words() -> None:
-    assert can_pack(torch.float32, 7, 9) and can_pack(torch.bfloat16, 16, 80)
-    for sizes in ((torch.bfloat16, 7, 8), (torch.bfloat16, 8, 7), (torch.float16, 16, 64), (torch.int8, 16, 64)):
+    assert can_pack(torch.float32, 7, 9) and can_pack(torch.bfloat16, 16, 80) and can_pack(torch.int8, 7, 64)
+    for sizes in ((torch.bfloat16, 7, 8), (torch.bfloat16, 8, 7), (torch.float16, 16, 64), (torch.int8, 7, 9)):
         assert not can_pack(*sizes)
     with pytest.raises(ValueError, match="words"):
         view_values(memory(torch.bfloat16, block_size=7))

@@ -6,14 +6,23 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.kv_layout.api import pack_keys, pack_values, view_keys, view_values
+from kernels.kv_codec import reference as codec
+from kernels.kv_layout.api import (
+    pack_keys,
+    pack_values,
+    unpack_keys,
+    unpack_values,
+    vector_width,
+    view_keys,
+    view_values,
+)
 from kernels.native.library import Library
 from kernels.paged_attention import native as native_attention
 from kernels.paged_attention.api import paged_attention, prepare
 from tests.kernels.naive_attention import PagedCase, paged_case
 
 SCALE = 0.17
-F32, BF16 = torch.float32, torch.bfloat16
+F32, BF16, I8 = torch.float32, torch.bfloat16, torch.int8
 MIXED = ([1, 63, 2, 1, 100, 7, 1, 1], [100, 63, 111, 1, 163, 71, 33, 300])
 """Query and context lengths: decode rows, whole prompts, chunks, in any order."""
 
@@ -28,13 +37,18 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def packed(case: PagedCase, dtype: torch.dtype | None = None) -> PagedCase:
     """The case over a packed cache, NaN in slots without a token; keys and values rounded as the cache holds them."""
     dtype = dtype or case.k_cache.dtype
-    memory = torch.full((case.k_cache.shape[0], 3, 2, *case.k_cache.shape[1:]), float("nan")).to(dtype)
+    shape = (*case.k_cache.shape[1:3], vector_width(dtype, case.k_cache.shape[3]))
+    memory = torch.full((case.k_cache.shape[0], 3, 2, *shape), float("nan")).to(dtype)
     case_k, case_v = view_keys(memory[:, 1, 0]), view_values(memory[:, 1, 1])
-    pack_keys(case.k_cache.to(dtype), case_k)
-    pack_values(case.v_cache.to(dtype), case_v)
-    keys = [each.to(dtype) for each in case.keys]
-    values = [each.to(dtype) for each in case.values]
+    pack_keys(case.k_cache, case_k)
+    pack_values(case.v_cache, case_v)
+    keys = [as_stored(each, dtype) for each in case.keys]
+    values = [as_stored(each, dtype) for each in case.values]
     return PagedCase(case.query_lens, case.context_lens, case.query, keys, values, case_k, case_v, case.block_tables)
+
+
+def as_stored(vectors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return codec.decode(*codec.encode(vectors, BF16), F32) if dtype == I8 else vectors.to(dtype)
 
 
 def run(case: PagedCase, window: int | None = None, soft_cap: float | None = None) -> torch.Tensor:
@@ -47,7 +61,7 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float)
     assert error < tolerance, f"relative error {error:.2e}"
 
 
-TOLERANCES = {(F32, F32): 2e-6, (F32, BF16): 2e-6, (BF16, BF16): 4e-3}
+TOLERANCES = {(F32, F32): 2e-6, (F32, BF16): 2e-6, (BF16, BF16): 4e-3, (F32, I8): 2e-6, (BF16, I8): 4e-3}
 """By dtype of queries and cache: only the output of bfloat16 queries is rounded."""
 SHAPES = [
     (heads, dim, block)
@@ -57,7 +71,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("heads", "head_dim", "block_size"), SHAPES)
-@pytest.mark.parametrize("dtypes", TOLERANCES, ids=["f32", "f32-bf16", "bf16"])
+@pytest.mark.parametrize("dtypes", TOLERANCES, ids=str)
 def test_rows_of_every_kind_equal_dense_attention(
     heads: tuple[int, int], head_dim: int, block_size: int, dtypes: tuple[torch.dtype, torch.dtype], native: Library
 ) -> None:
@@ -72,7 +86,7 @@ def test_rows_of_every_kind_equal_dense_attention(
         ),
         dtypes[1],
     )
-    assert case.k_cache.isnan().any() and case.v_cache.isnan().any()
+    assert unpack_keys(case.k_cache).isnan().any() and unpack_values(case.v_cache).isnan().any()
     assert_close(run(case), case.expected(SCALE), TOLERANCES[dtypes])
 
 
@@ -94,12 +108,16 @@ def test_products_of_pairs_equal_dense_attention(
     assert_close(out, case.expected(SCALE), 5e-3)
 
 
+@pytest.mark.parametrize("dtype", [F32, I8])
 @pytest.mark.parametrize("soft_cap", [None, 0.5])
 @pytest.mark.parametrize("window", [None, 1, 8, 17, 64, 257, 1000])
-def test_windows_and_soft_caps(window: int | None, soft_cap: float | None, native: Library) -> None:
+def test_windows_and_soft_caps(window: int | None, soft_cap: float | None, dtype: torch.dtype, native: Library) -> None:
     """Rows shorter and longer than the window, windows that end within a split and skip whole splits."""
     case = packed(
-        paged_case([1, 63, 1, 30, 1], [100, 63, 700, 620, 513], num_heads=9, num_kv_heads=3, head_dim=32, block_size=16)
+        paged_case(
+            [1, 63, 1, 30, 1], [100, 63, 700, 620, 513], num_heads=9, num_kv_heads=3, head_dim=32, block_size=16
+        ),
+        dtype,
     )
     assert_close(run(case, window, soft_cap), case.expected(SCALE, window, soft_cap), 3e-6)
 
@@ -147,7 +165,7 @@ def cut(length: int, size: int) -> list[Part]:
     return [(start, min(start + size, length)) for start in range(0, length, size)]
 
 
-@pytest.mark.parametrize("dtypes", TOLERANCES, ids=["f32", "f32-bf16", "bf16"])
+@pytest.mark.parametrize("dtypes", TOLERANCES, ids=str)
 @pytest.mark.parametrize(("heads", "block_size"), [((9, 3), 16), ((4, 4), 8), ((8, 1), 48)])
 def test_a_query_has_the_same_bits_alone_in_a_batch_and_in_any_chunk(
     heads: tuple[int, int], block_size: int, dtypes: tuple[torch.dtype, torch.dtype], native: Library
@@ -191,6 +209,7 @@ WRONG: dict[str, Callable[[PagedCase], torch.Tensor]] = {
     "too many tokens": lambda case: case.query.repeat(2, 1, 1),
     "float64": lambda case: case.query.double(),
     "narrower than the cache": lambda case: case.query.bfloat16(),
+    "float16": lambda case: case.query.half(),
 }
 
 

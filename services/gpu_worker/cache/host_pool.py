@@ -81,20 +81,22 @@ class Int8Pool:
 
 
 def allocate_pool(cache: KVCache, num_blocks: int, dtype: str = "auto") -> HostPool:
-    """A pool of `num_blocks` blocks, possibly 0; `dtype` is `auto` (that of the cache) or `int8`.
+    """A pool of `num_blocks` blocks, possibly 0; `dtype` is `auto` (that of the cache) or `int8`. An int8 cache is
+    copied as it is.
 
     Raises:
         ConfigError: the machine has no room.
     """
     try:
-        return Int8Pool(cache, num_blocks) if dtype == "int8" else PlainPool(cache, num_blocks)
+        is_encoded = dtype == "int8" and cache.data.dtype != torch.int8
+        return Int8Pool(cache, num_blocks) if is_encoded else PlainPool(cache, num_blocks)
     except (RuntimeError, MemoryError) as error:
         raise ConfigError(f"no room for {num_blocks} KV blocks in main memory: {error}") from error
 
 
 def pool_bytes_per_block(config: ModelConfig, block_size: int, cache_dtype: torch.dtype, dtype: str) -> int:
     """Bytes of main memory that one block takes in a pool of this dtype."""
-    if dtype == "int8":
+    if dtype == "int8" and cache_dtype != torch.int8:
         return 2 * config.num_layers * config.num_kv_heads * block_size * bytes_per_vector(config.head_dim)
     return kv_bytes_per_block(config, block_size, cache_dtype)
 

@@ -3,7 +3,8 @@
 One allocation, block-major: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]. A block is one run of
 memory over all layers, and neighbouring blocks are neighbours in memory: moving a run of blocks is one copy. A layer's
 K and V are views with the block stride that kernels/paged_attention/api.py allows. In the packed layout
-(kernels/kv_layout) the two inner dimensions only state the size of a run, not its order.
+(kernels/kv_layout) the two inner dimensions only state the size of a run, not its order; one of int8 codes has two
+bytes of scale beside each `head_dim`.
 """
 
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from kernels.kv_layout.api import (
     pack_values,
     unpack_keys,
     unpack_values,
+    vector_width,
     view_keys,
     view_values,
 )
@@ -46,14 +48,16 @@ class KVCache:
         """Reserve the cache; without a `layout`, in the one that the fastest kernels of the device read.
 
         Raises:
-            ConfigError: sizes below one, or the device has no room.
+            ConfigError: sizes below one, int8 without the kernels for it, or the device has no room.
         """
         if num_blocks < 1 or block_size < 1:
             raise ConfigError(f"the KV cache needs at least one block of one token, not {num_blocks} of {block_size}")
         heads, head_dim = model_config.num_kv_heads, model_config.head_dim
-        shape = (num_blocks, model_config.num_layers, 2, heads, block_size, head_dim)
+        shape = (num_blocks, model_config.num_layers, 2, heads, block_size, vector_width(dtype, head_dim))
         if layout is None:
             layout = best_layout(dtype, block_size, head_dim, torch.device(device))
+        if dtype == torch.int8 and layout is KVLayout.PLAIN:
+            raise ConfigError("an int8 KV cache needs the C++ kernels on a CPU, and blocks or heads of an even size")
         try:
             return cls(_memory(shape, dtype, torch.device(device)), layout)
         except (RuntimeError, MemoryError, OverflowError, OSError, ValueError) as error:
@@ -82,7 +86,8 @@ class KVCache:
         return (keys, values) if self.layout is KVLayout.PLAIN else (view_keys(keys), view_values(values))
 
     def read(self, blocks: slice | list[int]) -> torch.Tensor:
-        """Blocks in the plain layout, [count, num_layers, 2, num_kv_heads, block_size, head_dim]; may be a view."""
+        """Blocks in the plain layout, [count, num_layers, 2, num_kv_heads, block_size, head_dim]; may be a view. Codes
+        of int8 are read as float32."""
         memory = self.data[blocks]
         if self.layout is KVLayout.PLAIN:
             return memory
@@ -100,11 +105,19 @@ class KVCache:
 
 
 def cache_dtype(
-    stored: torch.dtype, computed: torch.dtype, config: ModelConfig, block_size: int, device: torch.device
+    stored: torch.dtype,
+    computed: torch.dtype,
+    config: ModelConfig,
+    block_size: int,
+    device: torch.device,
+    setting: str = "auto",
 ) -> torch.dtype:
-    """What the cache of a model holds: the dtype that it computes in, except for bfloat16 models that a CPU multiplies
-    in float32. There the C++ kernels widen 16 bits in registers: half the memory, and half of it to read in every step.
+    """What the cache of a model holds: int8 if `setting` says so, else the dtype that it computes in, except for
+    bfloat16 models that a CPU multiplies in float32. There the C++ kernels widen 16 bits in registers: half the memory,
+    and half of it to read in every step.
     """
+    if setting == "int8":
+        return torch.int8
     is_wider = stored == torch.bfloat16 and computed == torch.float32
     packs = best_layout(stored, block_size, config.head_dim, device) is KVLayout.PACKED
     return stored if is_wider and packs else computed
@@ -124,4 +137,5 @@ def _memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
 
 def kv_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes that one block takes over all layers."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * block_size * dtype.itemsize
+    width = vector_width(dtype, config.head_dim)
+    return 2 * config.num_layers * config.num_kv_heads * width * block_size * dtype.itemsize

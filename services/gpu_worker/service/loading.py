@@ -48,7 +48,8 @@ def load_worker(
         max_model_len=context_length(settings.max_model_len, model),
         max_num_batched_tokens=settings.max_num_batched_tokens,
     )
-    dtype = cache_dtype(model.stored_dtype, model.dtype, model.config, settings.block_size, model.device)
+    kinds = (model.stored_dtype, model.dtype)
+    dtype = cache_dtype(*kinds, model.config, settings.block_size, model.device, settings.kv_cache_dtype)
     num_blocks = _num_blocks(settings, model, config, dtype)
     cache = KVCache.allocate(model.config, num_blocks, settings.block_size, dtype, device)
     pool = _host_pool(settings, model, cache)

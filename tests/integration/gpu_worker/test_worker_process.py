@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kernels.native.library import current
 from shared.messages import WorkerState
 
 if TYPE_CHECKING:
@@ -39,6 +40,21 @@ def test_sigterm_drains(leader: "Leader", start_worker: Start) -> None:
     assert [result.step_id for result in leader.results(incarnation)] == list(range(1, 60))
     assert leader.workers() == [], "nobody has to wait for the lease to lapse"
     assert "SIGTERM: draining" in worker.text
+
+
+@pytest.mark.skipif(current() is None, reason="no C++ kernels")
+def test_an_int8_cache_is_told_in_the_lease_and_computes(leader: "Leader", start_worker: Start) -> None:
+    """The same memory holds almost four times the blocks of float32."""
+    start_worker(kv_cache_dtype="int8", num_blocks=0, kv_cache_memory=1 << 20)
+    lease = leader.ready_worker()
+    assert "-kv:int8-" in lease.fingerprint
+    assert lease.block_bytes == 2 * 2 * 2 * (8 + 2) * 16
+    assert lease.num_blocks == (1 << 20) // lease.block_bytes
+    incarnation = leader.admit()
+    leader.start_request(incarnation, max_tokens=6)
+    leader.decode(incarnation, 5)
+    results = leader.await_results(incarnation, 6)
+    assert [result.step_id for result in results if result.ended] == [6]
 
 
 def test_a_second_signal_ends_at_once(leader: "Leader", start_worker: Start) -> None:

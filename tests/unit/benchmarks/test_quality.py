@@ -7,8 +7,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from benchmarks.quality.__main__ import TEXT
+from benchmarks.quality.__main__ import CHANGE_BAR, KL_BAR, SEGMENT, TEXT
 from benchmarks.quality.compare import Sums, compare
+from kernels.native.library import built_levels
 from services.gpu_worker.models.loading import load_model
 from tests.fakes.tiny_llama import write_tiny_llama
 
@@ -31,6 +32,24 @@ def test_a_model_does_not_differ_from_itself_but_from_a_rounded_one(tmp_path: Pa
     other = compare(exact, rounded, tokens, 32)
     assert 0 < other.mean_kl < 0.1
     assert other.reference_nll == pytest.approx(same.reference_nll)
+
+
+@pytest.mark.skipif(not built_levels(), reason="no C++ kernels")
+def test_an_int8_cache_changes_predictions_a_little(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path)
+    model = load_model(tmp_path, dtype="float32", device="cpu")
+    found = compare(model, model, [3 + (7 * index) % 50 for index in range(75)], 32, kv_dtype=torch.int8)
+    assert 0 < found.mean_kl < 0.01
+
+
+@pytest.mark.model
+@pytest.mark.skipif(not built_levels(), reason="no C++ kernels")
+def test_an_int8_cache_keeps_to_the_bars_of_int8_weights(model_folder: Path) -> None:
+    """On a part of the text; `make bench-quality` reads all of it."""
+    tokens = Tokenizer.from_file(str(model_folder / "tokenizer.json")).encode(TEXT.read_text(encoding="utf-8")).ids
+    model = load_model(model_folder, dtype="bfloat16", device="cpu")
+    found = compare(model, model, tokens[:1025], SEGMENT, kv_dtype=torch.int8)
+    assert 0 < found.mean_kl < KL_BAR and 100 * abs(found.change) < CHANGE_BAR
 
 
 @pytest.mark.model

@@ -40,6 +40,13 @@ def test_workers_are_told_to_quantize(model: Path, monkeypatch: pytest.MonkeyPat
         assert told.quantization == expected
 
 
+def test_workers_are_told_what_their_cache_holds(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for flags, expected in (({"kv_cache_dtype": "int8"}, "int8"), ({}, "auto")):
+        base = environment(load_settings(flags), model)
+        told = load(WorkerSettings, composition.worker_spec(base, 0, 1).environment, monkeypatch)
+        assert told.kv_cache_dtype == expected
+
+
 def test_scheduler_and_worker_agree(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = {"block_size": 32, "max_num_seqs": 7, "max_num_batched_tokens": 96, "plan_ahead": 1, "log_level": "debug"}
     base = environment(load_settings(flags), model)

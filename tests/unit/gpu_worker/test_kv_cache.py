@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from kernels.kv_layout.api import KVLayout, is_packed
-from kernels.native.library import using
+from kernels.native.library import current, using
+from services.gpu_worker.cache.host_pool import PlainPool, allocate_pool, pool_bytes_per_block
 from services.gpu_worker.cache.kv_cache import KVCache, kv_bytes_per_block
 from shared.errors import ConfigError
 
@@ -35,6 +36,26 @@ def test_blocks_are_read_and_written_in_the_plain_layout(dtype: torch.dtype, lay
     assert cache.read([2, 3]).equal(plain)
     assert cache.data[2:4].ne(0).sum() == plain.ne(0).sum() and not cache.data[[0, 1, 4]].any()
     assert is_packed(cache.layer(0)[0]) == (layout is KVLayout.PACKED)
+
+
+@pytest.mark.skipif(current() is None, reason="no C++ kernels")
+def test_int8_takes_a_byte_for_a_number_and_two_for_the_scale_of_a_vector(tiny) -> None:
+    config = tiny.model.config
+    cache = KVCache.allocate(config, 5, 8, torch.int8, "cpu")
+    vectors = 2 * config.num_layers * config.num_kv_heads * 8
+    assert cache.bytes_per_block == kv_bytes_per_block(config, 8, torch.int8) == vectors * (config.head_dim + 2)
+    plain = torch.randn(2, config.num_layers, 2, config.num_kv_heads, 8, config.head_dim)
+    cache.data.zero_()
+    cache.write(2, plain)
+    assert ((cache.read([2, 3]) - plain).abs() <= plain.abs().amax(-1, keepdim=True) / 127).all()
+    assert not cache.data[[0, 1, 4]].any()
+    assert isinstance(allocate_pool(cache, 3, "int8"), PlainPool), "it is as small as it gets"
+    assert pool_bytes_per_block(config, 8, torch.int8, "int8") == cache.bytes_per_block
+
+
+def test_int8_without_the_kernels_for_it_is_a_configuration_error(tiny) -> None:
+    with using(None), pytest.raises(ConfigError, match="int8 KV cache needs the C"):
+        KVCache.allocate(tiny.model.config, 5, 8, torch.int8, "cpu")
 
 
 def test_the_layout_is_what_the_fastest_kernels_read(tiny) -> None:
