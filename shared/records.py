@@ -48,6 +48,8 @@ class RequestRecord:
     """Log-probability of each token of `output`, if `params.with_logprobs`; else empty."""
     head: ResponseHead | None = None
     """If it is the first request of a response."""
+    fingerprint: str = ""
+    """Numerics by which `output` was computed, as far as known."""
 
 
 def choice_id(request_id: str, choice: int) -> str:
@@ -56,15 +58,22 @@ def choice_id(request_id: str, choice: int) -> str:
 
 
 def fold_fields(
-    output: bytes, log_id: str, seat: Seat | None, num_cached_tokens: int = 0, logprobs: bytes = b""
+    output: bytes,
+    log_id: str,
+    seat: Seat | None,
+    num_cached_tokens: int = 0,
+    logprobs: bytes = b"",
+    fingerprint: str = "",
 ) -> dict[str, bytes]:
-    """Fields that bring a live record up to `log_id`. `logprobs`: packed float32, one per output token, or none."""
+    """Fields that bring a live record up to `log_id`. `logprobs`: packed float32, one per output token, or none;
+    `fingerprint`: numerics by which they were computed, if known."""
     return {
         "output": output,
         "log_id": log_id.encode(),
         "seat": msgspec.msgpack.encode(seat),
         "cached": str(num_cached_tokens).encode(),
         **({"logprobs": logprobs} if logprobs else {}),
+        **({"fingerprint": fingerprint.encode()} if fingerprint else {}),
     }
 
 
@@ -91,6 +100,7 @@ def parse_record(raw: dict[bytes, bytes]) -> RequestRecord | None:
             num_cached_tokens=int(raw.get(b"cached", b"0")) if final is None else final.num_cached_tokens,
             logprobs=unpack_float32(raw.get(b"logprobs", b"")),
             head=_head.decode(raw[b"head"]) if b"head" in raw else None,
+            fingerprint=raw.get(b"fingerprint", b"").decode(),
         )
     except (ProtocolError, msgspec.MsgspecError, ValueError):
         return None

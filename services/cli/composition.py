@@ -100,10 +100,10 @@ def _seconds(text: str) -> float:
         return SHUTDOWN_GRACE_S  # the gateway itself will refuse the value
 
 
-def scheduler_spec(environment: Mapping[str, str]) -> ChildSpec:
-    """The leader."""
-    own = {"PAGEWIRE_NAME": "scheduler-0"}
-    return ChildSpec("scheduler", "scheduler-0", command("scheduler"), {**environment, **own})
+def scheduler_spec(environment: Mapping[str, str], index: int = 0) -> ChildSpec:
+    """Scheduler `index`: the leader, or one that stands by."""
+    name = f"scheduler-{index}"
+    return ChildSpec("scheduler", name, command("scheduler"), {**environment, "PAGEWIRE_NAME": name})
 
 
 def worker_spec(environment: Mapping[str, str], index: int, count: int) -> ChildSpec:

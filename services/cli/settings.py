@@ -54,6 +54,7 @@ class Settings(BaseSettings):
     model: str = option(DEFAULT_MODEL, "Folder with safetensors, .gguf file or hub name.")
     served_model_name: str | None = option(None, "What clients call the model.", shown="from its folder or file")
     workers: int = option(1, "Workers on this machine; cores or GPUs are divided among them.", ge=1, le=256)
+    schedulers: int = option(1, "One leads, the others follow and take over when it dies.", ge=1, le=8)
     gateways: int = option(
         1, "Gateways on this machine, behind one port; each has a port of its own as well.", ge=1, le=64
     )

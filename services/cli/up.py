@@ -202,7 +202,7 @@ class Stack:
             self.supervisor.wait(0.02)
 
     def _start_services(self, model: ResolvedModel, redis_url: str) -> list[tuple[str, str]]:
-        """Start scheduler, workers and gateway; answers (name, instance) of the workers."""
+        """Start schedulers, workers and gateways; answers (name, instance) of the workers."""
         settings = self._settings
         environment = composition.shared_environment(
             settings,
@@ -211,7 +211,8 @@ class Stack:
             model=model.require_folder(),
             served_name=settings.served_model_name or model.served_name,
         )
-        self.supervisor.start(composition.scheduler_spec(environment))
+        for index in range(settings.schedulers):
+            self.supervisor.start(composition.scheduler_spec(environment, index))
         specs = [composition.worker_spec(environment, index, settings.workers) for index in range(settings.workers)]
         children = [self.supervisor.start(spec) for spec in specs]
         for index, url in enumerate(self._run_state.gateways.values()):

@@ -18,7 +18,10 @@ def metrics_table() -> str:
 def _example() -> Metrics:
     """Metrics in which every label has a value."""
     times = QueueTimes("normal", (0,) * (len(QUEUE_TIME_BOUNDS_S) + 1), 0.0)
-    stats = PoolStats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, waiting_by_reason=(("rows", 0),), queue_times=(times,))
+    reasons, refused = (("rows", 0),), (("worker-0", 0),)
+    stats = PoolStats(
+        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, waiting_by_reason=reasons, queue_times=(times,), refused_writes=refused
+    )
     step = StepTimes("step", (0,) * (len(STEP_TIME_BOUNDS_S) + 1), 0.0)
     worker = Lease("gpu_worker", "worker-0", "", 0, WorkerState.READY, step_times=(step,))
     metrics = Metrics("", "", lambda: PoolView(0.0, workers=(worker,), stats=stats), lambda: 0)

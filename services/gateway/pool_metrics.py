@@ -40,6 +40,11 @@ _COUNTERS: tuple[tuple[str, str, Callable[[PoolStats], float]], ...] = (
     ("num_forked_blocks", "Blocks that they shared instead of computing them", lambda s: s.num_forked_blocks),
     ("prefix_cache_queries", "Tokens looked up in the prefix cache", lambda s: s.prefix_cache_queries),
     ("prefix_cache_hits", "Tokens found in the prefix cache", lambda s: s.prefix_cache_hits),
+    (
+        "num_numerics_switches",
+        "Times that a request went on at a worker with other numerics",
+        lambda s: s.num_numerics_switches,
+    ),
     ("num_plans", "Step plans", lambda s: s.num_plans),
     ("num_ignored_messages", "Late, doubled or unknown messages", lambda s: s.num_ignored_messages),
 )
@@ -91,6 +96,16 @@ class PoolCollector(Collector):
             family = CounterMetricFamily(self._prefix + name, doc, labels=("model_name",))
             family.add_metric((self._model,), value(stats))
             yield family
+        refused = CounterMetricFamily(
+            self._prefix + "num_refused_writes",
+            "Late writes of a worker or leader that had been replaced",
+            labels=("model_name", "writer"),
+        )
+        for writer, count in stats.refused_writes:
+            refused.add_metric((self._model, writer), count)
+        yield refused
+        stalled = [((stats.stall_reason or "none",), stats.stalled_s)]
+        yield self._gauge("stalled_seconds", "Work and no progress for so long, by why", stalled, "reason")
         yield self._queue_times(stats.queue_times)
 
     def _gauge(self, name: str, doc: str, values: Iterable[tuple[tuple[str, ...], float]], *labels: str) -> Metric:

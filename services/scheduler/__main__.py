@@ -47,7 +47,7 @@ def main() -> int:
         return 2
     keeper = LeaseKeeper(settings.redis_url, keys, lease, ttl_s=settings.lease_ttl_s).start()
     try:
-        service.run(stop, lambda leads: keeper.update(state=WorkerState.READY if leads else WorkerState.LOADING))
+        service.run(stop, lambda ready: keeper.update(state=WorkerState.READY if ready else WorkerState.LOADING))
     finally:
         service.close()
         keeper.stop()

@@ -91,6 +91,10 @@ class Settings(BaseSettings):
     """A recording's oldest files go while all are larger together."""
 
     lease_ttl_s: float = Field(2.0, ge=0.2)
+    step_deadline_s: float = Field(10.0, ge=0, allow_inf_nan=False)
+    """A step may take this long, and 20 times what its worker's rates promise, then the worker is fenced; 0: never."""
+    stall_after_s: float = Field(5.0, gt=0, allow_inf_nan=False)
+    """Work without progress is told after this time."""
     snapshot_interval_s: float = Field(0.8, gt=0, le=10)
     fold_interval_s: float = Field(5.0, gt=0, le=60)
     log_keep_s: float = Field(60.0, ge=0)

@@ -16,6 +16,8 @@ class WorkerJoined(Part, frozen=True, tag="joined"):
     """Blocks of its host pool, for swapped requests and demoted cache blocks."""
     block_bytes: int = 0
     """Bytes of one block in the KV cache; 0: unknown."""
+    fingerprint: str = ""
+    """Numerics, as in its `Lease`."""
 
 
 class WorkerDraining(Part, frozen=True, tag="draining"):

@@ -108,6 +108,14 @@ class PoolStats(Message, frozen=True, tag=tag("stats")):
     """Evicted blocks copied to a host pool …"""
     num_promotions: int = 0
     """… and such blocks copied back on a hit."""
+    num_numerics_switches: int = 0
+    """Times that a request went on at a worker with other numerics."""
+    stalled_s: float = 0.0
+    """Seconds for which there was work and no progress; 0 while all is well."""
+    stall_reason: str = ""
+    """Why: `no_worker`, `step` (one does not end), or a reason of `diagnostics`."""
+    refused_writes: tuple[tuple[str, int], ...] = ()
+    """(worker, or `leader`; writes that were refused because their writer had been replaced)."""
 
 
 class WorkerOverview(Part, frozen=True):

@@ -70,6 +70,8 @@ class Final(Message, frozen=True, tag=tag("final")):
     """Sum over the output tokens that count, if `params.with_logprobs`."""
     hypotheses: tuple[Hypothesis, ...] = ()
     """Of a beam search: best first. The record's output is that of the first."""
+    num_numerics_switches: int = 0
+    """How often it went on at a worker with other numerics: from there on, another worker's text may differ."""
 
 
 class UsageRecord(Message, frozen=True, tag=tag("usage")):
@@ -93,3 +95,5 @@ class UsageRecord(Message, frozen=True, tag=tag("usage")):
     """Those that were computed."""
     group: str = ""
     """Choices with one group share the prompt: it is to be charged once."""
+    num_numerics_switches: int = 0
+    """As in `Final`."""

@@ -2,7 +2,7 @@
 `attach` is in `attachments.py`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b, sha1
 from importlib.resources import files
@@ -195,21 +195,38 @@ def publish_step(
 # ---------------------------------------------------------------- leadership and fencing
 
 
-def acquire(client: redis.Redis, keys: Keys, *, instance: str, ttl_ms: int, lease: Lease) -> int:
-    """Take or renew the leader's lease; the epoch, or 0 if another instance holds it."""
-    return int(_run(client, _ACQUIRE, [keys.fence, keys.leader_lease], [instance, ttl_ms, encode(lease)]))
+def acquire(
+    client: redis.Redis, keys: Keys, *, instance: str, ttl_ms: int, lease: Lease, held: int = 0, highest: int = 0
+) -> int:
+    """Take the leader's lease, or renew it under the epoch `held`; the epoch, or 0 if another instance has the lease.
+
+    A new epoch is above `highest`, the highest that the caller knows, whatever Redis has forgotten.
+    """
+    arguments = [instance, ttl_ms, encode(lease), held, highest]
+    return int(_run(client, _ACQUIRE, [keys.fence, keys.leader_lease], arguments))
 
 
 def fence_worker(
-    client: redis.Redis, keys: Keys, *, epoch: int, worker: str, expected: int, new_holder: str, reason: str
+    client: redis.Redis,
+    keys: Keys,
+    *,
+    epoch: int,
+    worker: str,
+    expected: int,
+    new_holder: str,
+    reason: str,
+    highest: int = 0,
 ) -> int:
     """End incarnation `expected` of `worker` (0: it never had one) and hand the next one to `new_holder`.
 
+    The next one is above `highest`, too: an incarnation that Redis has forgotten must not be taken for it.
     Answers the new incarnation; 0 if `epoch` is stale; −(current incarnation) if that is not `expected`, as after
     an earlier try that landed while its reply was lost.
     """
-    entry = encode(WorkerFenced(worker=worker, incarnation=expected, reason=reason))
-    return int(_run(client, _FENCE_WORKER, [keys.fence, keys.steps], [epoch, worker, new_holder, entry, expected]))
+    ended = max(expected, highest)
+    entry = encode(WorkerFenced(worker=worker, incarnation=ended, reason=reason))
+    arguments = [epoch, worker, new_holder, entry, expected, ended + 1]
+    return int(_run(client, _FENCE_WORKER, [keys.fence, keys.steps], arguments))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,11 +246,21 @@ class FenceState:
     leader: str
     tick: int
     workers: dict[str, WorkerFence]
+    refused: dict[str, int] = field(default_factory=dict)
+    """Late writes that were refused: by worker, and `leader`."""
+
+
+_REFUSED = "refused:"
 
 
 def read_fence(client: redis.Redis, keys: Keys) -> FenceState:
     """The whole fence; workers sorted by name."""
     raw: Any = client.hgetall(keys.fence)
+    return parse_fence(raw)
+
+
+def parse_fence(raw: Mapping[bytes, bytes]) -> FenceState:
+    """As `read_fence`, from what HGETALL answered."""
     fields = {k.decode(): v.decode() for k, v in raw.items()}
     names = sorted(k.removeprefix("inc:") for k in fields if k.startswith("inc:"))
     workers = {
@@ -244,7 +271,17 @@ def read_fence(client: redis.Redis, keys: Keys) -> FenceState:
         )
         for name in names
     }
-    return FenceState(int(fields.get("epoch", 0)), fields.get("leader", ""), int(fields.get("tick", 0)), workers)
+    refused = {
+        _writer(name.removeprefix(_REFUSED)): int(count) for name, count in fields.items() if name.startswith(_REFUSED)
+    }
+    return FenceState(
+        int(fields.get("epoch", 0)), fields.get("leader", ""), int(fields.get("tick", 0)), workers, refused
+    )
+
+
+def _writer(sequence_field: str) -> str:
+    """Whose sequence it is: `tick` or `step:<worker>`."""
+    return sequence_field.removeprefix("step:") if sequence_field != "tick" else "leader"
 
 
 # ---------------------------------------------------------------- submission

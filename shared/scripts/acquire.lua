@@ -1,14 +1,17 @@
 -- Takes or renews leadership of the pool's scheduler.
--- KEYS: fence, leader lease     ARGV: instance, ttl ms, lease value     Answers the epoch, or 0 if another instance holds it.
-local instance = ARGV[1]
-local leader = redis.call('HGET', KEYS[1], 'leader')
-local held = redis.call('EXISTS', KEYS[2]) == 1
-if leader == instance then
+-- KEYS: fence, leader lease
+-- ARGV: instance, ttl ms, lease value, the epoch that it holds (0 = none), the highest that it knows
+-- Answers the epoch, or 0 if another instance holds the lease.
+local fence = redis.call('HMGET', KEYS[1], 'leader', 'epoch')
+local epoch = tonumber(fence[2] or '0')
+if fence[1] == ARGV[1] and epoch == tonumber(ARGV[4]) then
   -- Renewal. A lapsed lease that nobody took does not cost the epoch: only the fence decides.
   redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[2])
-  return tonumber(redis.call('HGET', KEYS[1], 'epoch'))
+  return epoch
 end
-if held then return 0 end
+if fence[1] ~= ARGV[1] and redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
+-- A Redis that lost its last second, or everything, may have numbered lower already than what is on its way.
+epoch = math.max(epoch, tonumber(ARGV[5])) + 1
 redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[2])
-redis.call('HSET', KEYS[1], 'leader', instance)
-return redis.call('HINCRBY', KEYS[1], 'epoch', 1)
+redis.call('HSET', KEYS[1], 'leader', ARGV[1], 'epoch', epoch)
+return epoch

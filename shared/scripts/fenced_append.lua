@@ -5,10 +5,14 @@
 --   'S' value                    SET
 --   'H' ttl s, n, n × (f, v)     HSET and EXPIRE
 -- Answers OK | ALREADY (the same call was applied before, its reply was lost) | STALE
+-- Writes of a holder whose number is over are counted by their sequence field, in `refused:<field>` of the fence.
 local fence = redis.call('HMGET', KEYS[1], ARGV[1], ARGV[3], ARGV[5])
 local sequence = tonumber(ARGV[4])
 local last = tonumber(fence[2] or '0')
-if fence[1] ~= ARGV[2] then return 'STALE' end
+if fence[1] ~= ARGV[2] then
+  redis.call('HINCRBY', KEYS[1], 'refused:' .. ARGV[3], 1)
+  return 'STALE'
+end
 if sequence == last and fence[3] == ARGV[6] then return 'ALREADY' end
 if sequence ~= last + 1 then return 'STALE' end
 

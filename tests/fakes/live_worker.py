@@ -140,8 +140,12 @@ class LiveWorker:
         self.stop_renewing()
         self._paused.set()
 
+    def stall(self) -> None:
+        """Hang inside a step, while the lease is renewed."""
+        self._paused.set()
+
     def resume(self) -> None:
-        """Work on after `pause`, lease included."""
+        """Work on after `pause` or `stall`, lease included."""
         self.keeper._interval_s = 0.2
         self.keeper._wake.set()
         self._paused.clear()

@@ -76,6 +76,9 @@ def _describe(view: PoolView) -> dict[str, Any]:
         "num_requests_running": stats.num_requests_running if stats is not None else None,
         "num_requests_waiting": stats.num_requests_waiting if stats is not None else None,
         "max_model_len": view.limits.max_model_len,
+        "stalled": {"seconds": round(stats.stalled_s, 1), "reason": stats.stall_reason}
+        if stats is not None and stats.stall_reason
+        else None,
     }
 
 

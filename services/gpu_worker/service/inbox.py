@@ -2,6 +2,7 @@
 
 import queue
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shared.messages import StepPlan
@@ -18,7 +19,10 @@ class PlanEntry:
 class Inbox:
     """Filled by the reader; closed by whoever learns first that the incarnation is over."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_fenced: Callable[[], None] = lambda: None) -> None:
+        """`on_fenced` is called once, by the thread that learned it."""
+        self._on_fenced = on_fenced
+        self._lock = threading.Lock()
         self._entries: queue.SimpleQueue[PlanEntry | None] = queue.SimpleQueue()
         self._fenced = threading.Event()
         self._error: Exception | None = None
@@ -28,8 +32,12 @@ class Inbox:
 
     def close_fenced(self) -> None:
         """Somebody else owns the worker's number now: no queued plan counts any more."""
-        self._fenced.set()
+        with self._lock:
+            is_news = not self._fenced.is_set()
+            self._fenced.set()
         self._entries.put(None)
+        if is_news:
+            self._on_fenced()
 
     def fail(self, error: Exception) -> None:
         """Another lane cannot go on: `get` raises `error` once the plans before it are taken."""

@@ -8,6 +8,7 @@ plan-reader thread ──plans──▶ Inbox ──▶ compute (this thread) �
 import logging
 import threading
 import time
+from collections.abc import Callable
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Protocol
@@ -29,6 +30,8 @@ _IDLE_S = 0.1
 """An idle worker looks this often whether it should drain."""
 _FLUSH_S = 2.0
 """Longest wait for results that are computed but not yet published, when an incarnation ends."""
+STUCK_S = 10.0
+"""A step that runs on for so long after its incarnation was fenced will never end: the process is of no use."""
 
 
 class StepEngine(Protocol):
@@ -77,15 +80,25 @@ class Incarnation:
     """
 
     def __init__(
-        self, engine: StepEngine, url: str, seat: Seat, *, draining: threading.Event, drain_grace_s: float
+        self,
+        engine: StepEngine,
+        url: str,
+        seat: Seat,
+        *,
+        draining: threading.Event,
+        drain_grace_s: float,
+        on_stuck: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_stuck`: called by another thread if a step does not end although the incarnation is over."""
         self._engine = engine
         self._seat = seat
         self._draining = draining
         self._drain_grace_s = drain_grace_s
         self._drain_until: float | None = None
         self._client: redis.Redis = connect(url)
-        self._inbox = Inbox()
+        self._inbox = Inbox(self._watch)
+        self._on_stuck = on_stuck
+        self._is_over = threading.Event()
         self._publisher = Publisher(self._client, seat, self._inbox, engine.profile)
         self._reader = PlanReader(url, seat, self._inbox, published=lambda: self._publisher.published)
         self._roster = BatchRoster()
@@ -107,10 +120,21 @@ class Incarnation:
         except Exception as error:
             raise IncarnationFailed(error, self._seat, self._entry, self._roster.request_ids) from error
         finally:
+            self._is_over.set()
             self._reader.stop()
             self._publisher.finish(_FLUSH_S)
             self._client.close()
             log.info("incarnation %d ends after step %d", self._seat.incarnation, self._executed)
+
+    def _watch(self) -> None:
+        """It was fenced: whatever runs must come to an end."""
+        threading.Thread(target=self._end_or_report, name="stuck-watch", daemon=True).start()
+
+    def _end_or_report(self) -> None:
+        if not self._is_over.wait(STUCK_S):
+            step = self._executed + 1
+            log.critical("incarnation %d was fenced, and its step %d does not end", self._seat.incarnation, step)
+            self._on_stuck()
 
     def _execute(self) -> Ending:
         idle_since = time.perf_counter()

@@ -31,6 +31,8 @@ class ExitCode(IntEnum):
     CONFIG = 2
     PROTOCOL = 3
     OUT_OF_MEMORY = 4
+    STUCK = 5
+    """A step never ended."""
 
 
 Load = Callable[[LoadProgress], LoadedWorker]
@@ -45,6 +47,7 @@ def run_process(worker: Worker, load: Load, *, drain_grace_s: float, niceness: i
     for number in (signal.SIGTERM, signal.SIGINT):
         # SimpleQueue.put is the one queue operation that a signal handler may do
         signal.signal(number, lambda received, _: news.put(signal.Signals(received)))
+    worker.on_stuck = lambda: news.put(ExitCode.STUCK)
     worker.register()
     thread = threading.Thread(target=_compute, args=(worker, load, niceness, news), name="compute", daemon=True)
     thread.start()

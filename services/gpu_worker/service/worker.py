@@ -65,6 +65,8 @@ class Worker:
         self._keys = keys
         self._first_instance = instance
         self._drain_grace_s = drain_grace_s
+        self.on_stuck: Callable[[], None] = lambda: None
+        """Called by a thread of its own if a step of a fenced incarnation does not end."""
         self._draining = threading.Event()
         self._num_fenced = 0
         self._is_loaded = False
@@ -108,7 +110,12 @@ class Worker:
         while (seat := self._await_seat(client)) is not None:
             log.info("%s: incarnation %d starts", seat.worker, seat.incarnation)
             incarnation = Incarnation(
-                loaded.engine, self._url, seat, draining=self._draining, drain_grace_s=self._drain_grace_s
+                loaded.engine,
+                self._url,
+                seat,
+                draining=self._draining,
+                drain_grace_s=self._drain_grace_s,
+                on_stuck=self.on_stuck,
             )
             if incarnation.serve() is Ending.DRAINED or self._draining.is_set():
                 break

@@ -73,6 +73,7 @@ def admit(core: "SchedulerCore", lane: Lane, draft: PlanDraft, budget: int, *, l
         else:
             seat = forks.fork(lane, draft, request, source)
             _count_fork(core, seat)
+        _note_numerics(core, seat)
         if is_fresh:
             core.newly_admitted.append((request.submission.priority, max(0.0, core.now - request.submission.created)))
             core.policy.on_admitted(request, seat.known - seat.computed)
@@ -93,6 +94,15 @@ def _count_hits(core: "SchedulerCore", seat: Seat) -> None:
         request.num_cached_tokens = min(seat.computed, request.num_prompt_tokens)
         if request.num_cached_tokens:
             core.newly_cached.append((request.request_id, request.num_cached_tokens))
+
+
+def _note_numerics(core: "SchedulerCore", seat: Seat) -> None:
+    """Unequal workers may continue a text differently. Delivered tokens never change, but that is said."""
+    request, fingerprint = seat.request, seat.lane.fingerprint
+    if request.output and request.fingerprint and fingerprint not in ("", request.fingerprint):
+        request.num_numerics_switches += 1
+        core.counters.numerics_switches += 1
+    request.fingerprint = fingerprint or request.fingerprint
 
 
 def _count_fork(core: "SchedulerCore", seat: Seat) -> None:

@@ -22,6 +22,7 @@ class Counters:
     swap_ins: int = 0
     demotions: int = 0
     promotions: int = 0
+    numerics_switches: int = 0
 
     def count_moves(self, num_demoted: int, num_promoted: int) -> None:
         self.demotions += num_demoted

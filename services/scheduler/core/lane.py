@@ -35,6 +35,7 @@ class Lane:
         config: SchedulerConfig,
         policy: Policy,
         block_bytes: int = 0,
+        fingerprint: str = "",
     ) -> None:
         self.worker = worker
         self.incarnation = incarnation
@@ -44,6 +45,8 @@ class Lane:
         self.policy = policy
         self.block_bytes = block_bytes
         """0: not known."""
+        self.fingerprint = fingerprint
+        """Of its numerics; empty: not known."""
         self.draining = False
         self.broken = False
         """A result contradicts its plan, or is missing in the log: nothing it says is believed any more."""
@@ -102,6 +105,12 @@ class Lane:
     def num_prefill_tokens(self) -> int:
         """Known tokens that no plan computes yet."""
         return sum(seat.known - seat.computed for seat in self.prefill.values()) if self.prefill else 0
+
+    def next_step_s(self) -> float | None:
+        """Seconds that the worker needs for the oldest plan in flight, by its own rates; None if they are not known."""
+        plan, rates = self.in_flight[0], self.rates
+        num_bytes = plan.num_copied * self.block_bytes
+        return rates.step_s(plan.num_yields + len(plan.searches), plan.num_prefill, num_bytes)
 
     def holds(self, request: Request) -> bool:
         """Whether the request fits when nothing else is here."""
@@ -192,7 +201,9 @@ class Lane:
         """Make the draft the lane's next plan and move the clock."""
         plan_id = draft.plan_id
         decoding = [seat for seat in draft.completed if seat.beams is None]
-        plan = InFlight(plan_id, self.clock.num_rows + len(decoding), draft.reached, [beam.row for beam in draft.beams])
+        num_prefill = sum(num_tokens for _, num_tokens in draft.chunks)
+        num_yields, beams = self.clock.num_rows + len(decoding), [beam.row for beam in draft.beams]
+        plan = InFlight(plan_id, num_yields, draft.reached, beams, num_prefill)
         for seat in draft.completed:
             if seat.beams is not None:
                 beam_rows.complete(self, seat, plan)
@@ -200,14 +211,16 @@ class Lane:
         self.clock.advance()
         for seat in sorted(decoding, key=_by_row):
             self._start_decode(seat, plan_id)
+        dropped, copies = self._drop_ghosts(plan_id), self.pool.take_copies()
+        plan.num_copied = sum(len(copy.pairs) // 8 for copy in copies)
         return StepPlan(
             plan_id=plan_id,
             tick=tick,
-            dropped=self._drop_ghosts(plan_id),
+            dropped=dropped,
             added=tuple(draft.added),
             blocks=pack_int32(draft.blocks),
             chunks=tuple(draft.chunks),
-            copies=self.pool.take_copies(),
+            copies=copies,
             beams=tuple(draft.beams),
         )
 

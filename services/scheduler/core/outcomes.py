@@ -50,6 +50,7 @@ class Finished:
             num_output_tokens=sum(len(h.tokens) // 4 for h in found) if found else final.num_output_tokens,
             num_generated_tokens=self.num_generated_tokens,
             group=submission.group,
+            num_numerics_switches=final.num_numerics_switches,
         )
 
 
@@ -63,6 +64,8 @@ class LiveOutput:
     num_cached_tokens: int
     logprobs: bytes = b""
     """As in `Finished`."""
+    fingerprint: str = ""
+    """Numerics by which it was computed, if known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +112,5 @@ class SchedulerStats:
     """Evicted blocks that were copied to a host pool …"""
     num_promotions: int
     """… and such blocks that were copied back on a hit."""
+    num_numerics_switches: int
+    """Times that a request went on at a worker with other numerics."""

@@ -27,6 +27,13 @@ class Rates(NamedTuple):
         """Seconds of a decode step with this many rows; 0 if not known."""
         return self.decode_base_s + num_rows * self.decode_row_s
 
+    def step_s(self, num_rows: int, num_prefill: int, num_bytes: int) -> float | None:
+        """Seconds of a step that also prefills and copies; None if a rate is lacking."""
+        decode_s = self.decode_s(max(1, num_rows))
+        if not decode_s or (num_prefill and not self.prefill) or (num_bytes and not self.copy):
+            return None
+        return decode_s + (num_prefill and num_prefill / self.prefill) + (num_bytes and num_bytes / self.copy)
+
 
 def newest_rates(known: Rates, told: Sequence[float]) -> Rates:
     """What a result tells, if it tells anything that makes sense. What it does not know stays as it was."""

@@ -25,6 +25,7 @@ def live_output(core: "SchedulerCore", request: Request) -> LiveOutput:
         seat=place,
         num_cached_tokens=max(0, request.num_cached_tokens),
         logprobs=logprobs.packed(request, len(request.output)),
+        fingerprint=request.fingerprint,
     )
 
 
@@ -58,5 +59,6 @@ def stats_of(core: "SchedulerCore") -> SchedulerStats:
         num_swap_ins=counters.swap_ins,
         num_demotions=counters.demotions,
         num_promotions=counters.promotions,
+        num_numerics_switches=counters.numerics_switches,
         finished=tuple((str(reason), count) for reason, count in core.finished_by_reason.items()),
     )

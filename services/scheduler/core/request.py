@@ -90,6 +90,10 @@ class Request:
     """It was admitted once, or ended: it no longer counts against the queue's caps."""
     num_cached_tokens: int = -1
     """Prompt tokens that were cached when it was first admitted; -1 before."""
+    fingerprint: str = ""
+    """Numerics of the worker that has it, or had it last; empty: not known."""
+    num_numerics_switches: int = 0
+    """How often it went on at a worker with other numerics."""
     domain: bytes = b""
     """Whose blocks it may share; see `residency.py`, which sets it."""
     block_keys: list[bytes] = field(default_factory=list)

@@ -38,12 +38,13 @@ class SavedLane(Saved, frozen=True):
     broken: bool
     planned: int
     answered: int
-    in_flight: list[tuple[int, int, list[tuple[int, int]], list[int]]]
+    in_flight: list[tuple[int, int, list[tuple[int, int]], list[int], int, int]]
     seats: list[_SavedSeat]
     ghosts: list[tuple[int, int, int, int]]
     """(row, first, last, dropped)"""
     pool: SavedPool
     block_bytes: int
+    fingerprint: str
     rates: tuple[float, ...]
     swapped: list[tuple[str, bytes, int]]
     """(request, packed slots, computed tokens)"""
@@ -58,14 +59,19 @@ def save_lane(lane: Lane) -> SavedLane:
         broken=lane.broken,
         planned=lane.planned,
         answered=lane.answered,
-        in_flight=[(plan.plan_id, plan.num_yields, plan.chunks, plan.searches) for plan in lane.in_flight],
+        in_flight=[_save_plan(plan) for plan in lane.in_flight],
         seats=[_save_seat(seat) for seat in lane.seats.values()],
         ghosts=[(ghost.row, ghost.first, ghost.last, ghost.dropped) for ghost in lane.ghosts.values()],
         pool=save_pool(lane.pool),
         block_bytes=lane.block_bytes,
+        fingerprint=lane.fingerprint,
         rates=tuple(lane.rates),
         swapped=[_save_swapped(request) for request in lane.swapped.values()],
     )
+
+
+def _save_plan(plan: InFlight) -> tuple[int, int, list[tuple[int, int]], list[int], int, int]:
+    return plan.plan_id, plan.num_yields, plan.chunks, plan.searches, plan.num_prefill, plan.num_copied
 
 
 def _save_swapped(request: Request) -> tuple[str, bytes, int]:
@@ -104,6 +110,7 @@ def restore_lane(saved: SavedLane, blocks: Mapping[int, bytes], core: SchedulerC
         core.config,
         core.policy,
         saved.block_bytes,
+        saved.fingerprint,
     )
     lane.draining, lane.broken = saved.draining, saved.broken
     lane.clock.planned, lane.answered = saved.planned, saved.answered

@@ -81,9 +81,11 @@ class SchedulerCore:
         end_reason: EndReason | None = None,
         num_cached_tokens: int = -1,
         token_logprobs: Sequence[float] = (),
+        fingerprint: str = "",
     ) -> None:
         """Queue a request. After a cold start: `output` is what it had committed, `end_reason` how a worker ended it,
-        `num_cached_tokens` what readers were told of its first admission, `token_logprobs` those of `output`.
+        `num_cached_tokens` what readers were told of its first admission, `token_logprobs` those of `output`,
+        `fingerprint` the numerics by which it was computed.
 
         A request that can never fit ends at once as rejected. An id that is live or ended lately is ignored.
         """
@@ -92,6 +94,7 @@ class SchedulerCore:
             return
         request = Request(submission, arrival=self.num_arrivals, num_cached_tokens=num_cached_tokens)
         request.arrived_at = self.now
+        request.fingerprint = fingerprint
         self.num_arrivals += 1
         request.output.extend(output)
         request.logprobs.extend(token_logprobs)
@@ -152,7 +155,14 @@ class SchedulerCore:
         known.num_blocks = joined.num_blocks
         pool = self.config.make_pool(joined.num_blocks, joined.num_cpu_blocks)
         self.lanes[joined.worker] = Lane(
-            joined.worker, joined.incarnation, self.num_joins, pool, self.config, self.policy, joined.block_bytes
+            joined.worker,
+            joined.incarnation,
+            self.num_joins,
+            pool,
+            self.config,
+            self.policy,
+            joined.block_bytes,
+            joined.fingerprint,
         )
         self.num_joins += 1
         swap.leave_draining_lanes(self)
@@ -286,6 +296,7 @@ class SchedulerCore:
             num_cached_tokens=max(0, request.num_cached_tokens),
             cumulative_logprob=results[0].logprob if results else logprobs.cumulative(request, num_output_tokens),
             hypotheses=tuple(result.as_hypothesis() for result in results),
+            num_numerics_switches=request.num_numerics_switches,
         )
         output = pack_int32(request.output[:num_output_tokens])
         scores = logprobs.packed(request, num_output_tokens)

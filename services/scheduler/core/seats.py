@@ -72,6 +72,10 @@ class InFlight:
     """(row, known tokens computed after it) of rows in prefill."""
     searches: list[int] = field(default_factory=list)
     """Rows that will yield candidates."""
+    num_prefill: int = 0
+    """Tokens in its chunks."""
+    num_copied: int = 0
+    """Blocks that it copies."""
 
     def forget(self, row: int, num_yields: int) -> None:
         """The row ended before: it yields nothing here."""

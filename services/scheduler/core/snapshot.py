@@ -24,7 +24,7 @@ from services.scheduler.core.scheduler import SchedulerCore
 from shared.messages import FinishReason, Submission
 from shared.packing import pack_float32, pack_int32, unpack_float32, unpack_int32
 
-FORMAT = 13
+FORMAT = 14
 """Rises with every change of what is saved or of what the core makes of it."""
 
 Incarnation = tuple[str, int]
@@ -42,6 +42,8 @@ class _SavedRequest(Saved, frozen=True):
     has_left_queue: bool
     num_cached_tokens: int
     logprobs: bytes
+    fingerprint: str
+    num_numerics_switches: int
 
 
 class SavedCore(Saved, frozen=True):
@@ -230,6 +232,8 @@ def _save_request(core: SchedulerCore, request: Request) -> _SavedRequest:
         has_left_queue=request.has_left_queue,
         num_cached_tokens=request.num_cached_tokens,
         logprobs=pack_float32(request.logprobs),
+        fingerprint=request.fingerprint,
+        num_numerics_switches=request.num_numerics_switches,
     )
 
 
@@ -248,4 +252,6 @@ def _restore_request(saved: _SavedRequest, submissions: Mapping[str, Submission]
         has_left_queue=saved.has_left_queue,
         num_cached_tokens=saved.num_cached_tokens,
         logprobs=unpack_float32(saved.logprobs),
+        fingerprint=saved.fingerprint,
+        num_numerics_switches=saved.num_numerics_switches,
     )

@@ -11,11 +11,14 @@ from services.scheduler.service.overview import MOST_REQUESTS, OverviewMaker
 from services.scheduler.service.position import Position
 from services.scheduler.service.queue_counts import LimitsWriter
 from services.scheduler.service.queue_times import QueueTimeCounts
+from services.scheduler.service.stall import Stall, StallDetector
 from services.scheduler.service.trimmer import Trimmer
 from services.scheduler.settings import Settings
+from shared.errors import Fenced
 from shared.keys import Keys
 from shared.messages import FIELD, PoolOverview, PoolStats, QueueTimes, encode
 from shared.redis_client import RedisFailure
+from shared.scripts import FenceState, parse_fence
 
 STATS_INTERVAL_S = 0.5
 STATS_TTL_S = 2.0
@@ -75,6 +78,8 @@ class Chores:
             most_s=settings.record_ttl_s,
         )
         self._overviews = OverviewMaker()
+        self._stalls = StallDetector(settings.stall_after_s, clock)
+        self._refused: tuple[tuple[str, int], ...] = ()
         self._stats = Every(STATS_INTERVAL_S, clock)
         self._limit = Every(LIMITS_INTERVAL_S, clock)
         self._trim = Every(TRIM_INTERVAL_S, clock)
@@ -83,6 +88,7 @@ class Chores:
         """Whatever is due.
 
         Raises:
+            Fenced: somebody else leads, or Redis has an older state than it said to have.
             RedisFailure: Redis did not answer; what was not done is done by the next call.
         """
         self._abort_late(position.core)
@@ -121,9 +127,26 @@ class Chores:
             tick=position.tick,
             now=now,
             num_poisoned=num_poisoned,
+            stall=self._stalls.look(position.core, waiting),
+            refused_writes=self._refused,
         )
         overview = self._overviews.make(position.core, waiting, now)
-        publish_stats(self._client, self._keys, stats, overview, ttl_s=STATS_TTL_S)
+        fence = publish_stats(self._client, self._keys, stats, overview, ttl_s=STATS_TTL_S)
+        self._refused = tuple(sorted(fence.refused.items()))
+        check_fence(fence, position, epoch)
+
+
+def check_fence(fence: FenceState, position: Position, epoch: int) -> None:
+    """What Redis has must be what this leader committed: one that was restarted may have lost its last second, one that
+    was emptied everything, and an idle leader would not notice.
+
+    Raises:
+        Fenced: it is not.
+    """
+    if fence.epoch != epoch:
+        raise Fenced(f"epoch {epoch} is stale: Redis has {fence.epoch}")
+    if fence.tick < position.tick:
+        raise Fenced(f"Redis went back: its last tick is {fence.tick}, {position.tick} was committed")
 
 
 def pool_stats(
@@ -135,6 +158,8 @@ def pool_stats(
     tick: int,
     now: float,
     num_poisoned: int,
+    stall: Stall,
+    refused_writes: tuple[tuple[str, int], ...],
 ) -> PoolStats:
     """The core's gauges as peers see them. `waiting` is what `diagnose_waiting` says, `now` unix time in seconds."""
     stats = core.stats()
@@ -169,12 +194,19 @@ def pool_stats(
         num_forks=stats.num_forks,
         num_forked_blocks=stats.num_forked_blocks,
         queue_times=queue_times,
+        num_numerics_switches=stats.num_numerics_switches,
+        stalled_s=stall.seconds if stall.reason else 0.0,
+        stall_reason=stall.reason,
+        refused_writes=refused_writes,
     )
 
 
-def publish_stats(client: redis.Redis, keys: Keys, stats: PoolStats, overview: PoolOverview, *, ttl_s: float) -> None:
-    """Refresh the pool's gauges and its overview; they lapse with the leader."""
+def publish_stats(
+    client: redis.Redis, keys: Keys, stats: PoolStats, overview: PoolOverview, *, ttl_s: float
+) -> FenceState:
+    """Refresh the pool's gauges and its overview, which lapse with the leader; the fence at this moment."""
     with client.pipeline(transaction=False) as pipe:
         pipe.set(keys.stats, encode(stats), px=int(ttl_s * 1000))
         pipe.set(keys.overview, encode(overview), px=int(ttl_s * 1000))
-        pipe.execute()
+        pipe.hgetall(keys.fence)
+        return parse_fence(pipe.execute()[-1])

@@ -6,7 +6,7 @@
 4. One tick carries it all, with a snapshot: it is never replayed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,8 +60,9 @@ class ColdStart:
     intake: list[IntakeMessage]
 
 
-def fence_all(client: redis.Redis, keys: Keys, fence: FenceState, *, epoch: int) -> list[str]:
-    """End the incarnation of every worker that has a holder; the instances that held them.
+def fence_all(client: redis.Redis, keys: Keys, fence: FenceState, numbers: Mapping[str, int]) -> list[str]:
+    """End the incarnation of every worker that has a holder; the instances that held them. `fence`: read under the
+    present epoch; `numbers`: highest known incarnations, as in `WorkerDirectory`.
 
     Raises:
         Fenced: the epoch is stale.
@@ -71,10 +72,17 @@ def fence_all(client: redis.Redis, keys: Keys, fence: FenceState, *, epoch: int)
         if not state.holder:
             continue
         answer = fence_worker(
-            client, keys, epoch=epoch, worker=worker, expected=state.incarnation, new_holder="", reason="cold_start"
+            client,
+            keys,
+            epoch=fence.epoch,
+            worker=worker,
+            expected=state.incarnation,
+            new_holder="",
+            reason="cold_start",
+            highest=numbers.get(worker, 0),
         )
         if answer == 0:
-            raise Fenced(f"epoch {epoch} is stale")
+            raise Fenced(f"epoch {fence.epoch} is stale")
         holders.append(state.holder)
     return holders
 
@@ -94,7 +102,8 @@ def rebuild(client: redis.Redis, keys: Keys, config: SchedulerConfig, *, tick: i
         if not survivor.is_over:
             told = survivor.num_cached_tokens or (0 if survivor.output else -1)
             core.now = min(now, survivor.record.submission.created)  # it goes on ageing
-            core.add_request(survivor.record.submission, survivor.output, survivor.end_reason, told, survivor.logprobs)
+            submission, fingerprint = survivor.record.submission, survivor.record.fingerprint
+            core.add_request(submission, survivor.output, survivor.end_reason, told, survivor.logprobs, fingerprint)
     intake = _stops_and_aborts(client, keys, {survivor.request_id for survivor in survivors}, intake_id)
     say = logs.warning if tick else logs.info
     say("cold_start", num_requests=len(core.requests), tick=tick, log_id=log_id, intake_id=intake_id)

@@ -22,7 +22,9 @@ class Folder:
             seat = None if request.seat is None else Seat(*request.seat)
             state = now[request.request_id] = (len(request.output), seat)
             if self._folded.get(request.request_id, (0, None)) != state:
-                fields = fold_fields(request.output, log_id, seat, request.num_cached_tokens, request.logprobs)
+                fields = fold_fields(
+                    request.output, log_id, seat, request.num_cached_tokens, request.logprobs, request.fingerprint
+                )
                 operations.append(SetFields(keys.request(request.request_id), fields, LIVE_TTL_S))
         self._folded = now
         return operations

@@ -27,6 +27,7 @@ from services.scheduler.service.leadership import Leadership
 from services.scheduler.service.position import Position
 from services.scheduler.service.queue_counts import LimitsWriter
 from services.scheduler.service.saving import is_much_unsaved, save_operations
+from services.scheduler.service.step_deadlines import StepDeadlines
 from services.scheduler.service.submissions import load_submissions
 from services.scheduler.service.trimmer import Incarnation, Saved
 from services.scheduler.service.workers import WorkerDirectory
@@ -117,6 +118,7 @@ class Leader:
         self._is_unfolded = True
         self._log_is_drained = False
         self._is_new = True
+        self._steps = StepDeadlines(settings.step_deadline_s, clock)
         self._look = Every(WORKERS_INTERVAL_S, clock)
         self._save = Every(settings.snapshot_interval_s, clock)
         self._fold = Every(settings.fold_interval_s, clock)
@@ -221,6 +223,8 @@ class Leader:
                 self._workers.on_broken(worker, incarnation)
             for worker, incarnation in self._position.core.drained_workers():
                 self._workers.on_drained(worker, incarnation)
+            for worker, incarnation in self._steps.overdue(self._position.core, self._answered):
+                self._workers.on_overdue(worker, incarnation)
             self._inputs.events += self._workers.poll()
             self._look.done()
 

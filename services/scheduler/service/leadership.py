@@ -40,18 +40,22 @@ class Leadership:
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
         self.epoch = 0
+        self._highest = 0
         self.lost = False
         """Somebody else leads: whatever is committed from now on is refused."""
 
-    def try_acquire(self) -> bool:
-        """Take the lease if it is free, and renew it from then on.
+    def try_acquire(self, highest: int = 0) -> bool:
+        """Take the lease if it is free, and renew it from then on. The epoch will be above `highest`, and above all
+        that this instance ever had.
 
         Raises:
             RedisFailure: Redis did not answer.
         """
-        self.epoch = self._acquire()
+        self._highest = max(self._highest, highest)
+        self.epoch = self._acquire(held=0)
         if self.epoch == 0:
             return False
+        self._highest = self.epoch
         self.lost = False
         self.beat()
         self._end.clear()
@@ -82,16 +86,23 @@ class Leadership:
         self.resign()
         self._client.close()
 
-    def _acquire(self) -> int:
-        ttl_ms = int(self._ttl_s * 1000)
-        return acquire(self._client, self._keys, instance=self._lease.instance, ttl_ms=ttl_ms, lease=self._lease)
+    def _acquire(self, *, held: int) -> int:
+        return acquire(
+            self._client,
+            self._keys,
+            instance=self._lease.instance,
+            ttl_ms=int(self._ttl_s * 1000),
+            lease=self._lease,
+            held=held,
+            highest=self._highest,
+        )
 
     def _renew(self) -> None:
         while not self._end.wait(self._ttl_s / 4):
             if self._clock() - self._last_beat > self._max_silence_s:
                 continue
             try:
-                if self._acquire() == self.epoch:
+                if self._acquire(held=self.epoch) == self.epoch:
                     continue
             except RedisFailure:
                 continue  # the fence decides whether somebody else took over meanwhile

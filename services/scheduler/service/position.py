@@ -3,11 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Any
+
+import redis
 
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.scheduler import SchedulerCore
 from services.scheduler.core.snapshot import Incarnation, SavedCore, restore_core, save_core
-from shared.errors import MalformedMessage
+from services.scheduler.service import logs
+from shared.errors import MalformedMessage, ProtocolError
+from shared.keys import Keys
 from shared.messages import Decoder, Message, Submission, encode
 from shared.streams import START
 
@@ -94,6 +99,22 @@ def decode_snapshot(data: bytes) -> Snapshot:
     if _digest(snapshot.core) != snapshot.digest:
         raise MalformedMessage("the snapshot's digest does not match")
     return snapshot
+
+
+def read_snapshot(client: redis.Redis, keys: Keys) -> Snapshot | None:
+    """The stored snapshot; None if there is none that can be read.
+
+    Raises:
+        RedisFailure: Redis did not answer.
+    """
+    data: Any = client.get(keys.snapshot)
+    if data is None:
+        return None
+    try:
+        return decode_snapshot(data)
+    except ProtocolError as error:
+        logs.warning("snapshot_unusable", reason=str(error))
+        return None
 
 
 def _digest(core: bytes) -> bytes:

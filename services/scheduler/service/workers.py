@@ -18,7 +18,7 @@ from shared.fault_points import FaultPoint, pass_point
 from shared.keys import Keys
 from shared.leases import forget_members, read_members
 from shared.messages import Lease, WorkerDraining, WorkerEvent, WorkerFenced, WorkerJoined, WorkerState
-from shared.scripts import fence_worker, read_fence
+from shared.scripts import FenceState, fence_worker, read_fence
 
 SERVICE = "gpu_worker"
 FORGET_AFTER_S = 60.0
@@ -29,6 +29,12 @@ SIGHT_AFTER_S = 1.0
 """… so a missing lease proves nothing before everybody had this long to renew."""
 REMEMBERED = 1000
 """Ended instances that are remembered."""
+
+
+def note_numbers(numbers: dict[str, int], fence: FenceState) -> None:
+    """Bring the highest known incarnations up to the fence."""
+    for worker, state in fence.workers.items():
+        numbers[worker] = max(state.incarnation, numbers.get(worker, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,19 @@ class Requirements:
         if lease.block_bytes < 0:
             return f"block_bytes is {lease.block_bytes}"
         return ""
+
+
+def _succeeds(instance: str, holder: str) -> bool:
+    """Whether `instance` is a later name of the process that was `holder`: then nobody is left under that one."""
+    process, _, number = instance.rpartition(".")
+    before = 0 if holder == process else _number_of(holder, process)
+    return number.isdigit() and 0 <= before < int(number)
+
+
+def _number_of(instance: str, process: str) -> int:
+    """k of `<process>.<k>`; -1 if it is none."""
+    number = instance.removeprefix(f"{process}.")
+    return int(number) if number.isdigit() and number != instance else -1
 
 
 @dataclass(slots=True)
@@ -95,13 +114,16 @@ class WorkerDirectory:
         requirements: Requirements,
         joined: Mapping[str, int],
         ended: Iterable[str] = (),
+        numbers: dict[str, int],
         clock: Callable[[], float],
     ) -> None:
-        """`joined`: incarnation of each worker that the core already has. `ended`: instances that were fenced."""
+        """`joined`: incarnation of each worker that the core already has. `ended`: instances that were fenced.
+        `numbers`: the highest incarnation of each worker that the process knows, kept up here."""
         self._client = client
         self._keys = keys
         self._epoch = epoch
         self._requirements = requirements
+        self._numbers = numbers
         self._clock = clock
         self._seats: dict[str, _Seat] = {}
         self._was_joined = dict(joined)
@@ -136,6 +158,10 @@ class WorkerDirectory:
     def on_drained(self, worker: str, incarnation: int) -> None:
         """Nothing is left on a draining worker: its process may go, which waits for this."""
         self._end(worker, incarnation, "drained")
+
+    def on_overdue(self, worker: str, incarnation: int) -> None:
+        """Its step should have ended long ago, though its process says that it lives."""
+        self._end(worker, incarnation, "step_deadline")
 
     def _end(self, worker: str, incarnation: int, reason: str) -> None:
         self._refresh()
@@ -182,7 +208,8 @@ class WorkerDirectory:
             seat = self._seats.setdefault(lease.name, _Seat(0, ""))
             if lease.state is not WorkerState.READY or lease.instance == seat.holder:
                 continue
-            objection = self._requirements.objection(lease) or ("its seat is taken" if seat.holder else "")
+            is_taken = bool(seat.holder) and not _succeeds(lease.instance, seat.holder)
+            objection = self._requirements.objection(lease) or ("its seat is taken" if is_taken else "")
             if objection:
                 self._say(lease, objection)
             else:
@@ -199,6 +226,7 @@ class WorkerDirectory:
             expected=seat.incarnation,
             new_holder=new_holder,
             reason=reason,
+            highest=self._numbers.get(worker, 0),
         )
         pass_point(FaultPoint.WORKER_FENCED)
         if incarnation == 0:
@@ -208,6 +236,7 @@ class WorkerDirectory:
         if seat.holder:
             self._ended.add(seat.holder)
         self._seats[worker] = _Seat(incarnation, new_holder)
+        self._numbers[worker] = incarnation
         self._view_is_stale = False
         logs.info("worker_fenced", worker=worker, incarnation=incarnation - 1, new_holder=new_holder, reason=reason)
 
@@ -218,6 +247,7 @@ class WorkerDirectory:
         fence = read_fence(self._client, self._keys)
         if fence.epoch != self._epoch:
             raise Fenced(f"epoch {self._epoch} is stale")
+        note_numbers(self._numbers, fence)
         for worker, state in fence.workers.items():
             known = self._seats.get(worker)
             if known is None:
@@ -247,6 +277,7 @@ class WorkerDirectory:
                         num_blocks=lease.num_blocks,
                         num_cpu_blocks=lease.num_cpu_blocks,
                         block_bytes=lease.block_bytes,
+                        fingerprint=lease.fingerprint,
                     )
                 )
                 logs.info("worker_joined", worker=worker, incarnation=seat.incarnation, num_blocks=lease.num_blocks)

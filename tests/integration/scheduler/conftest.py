@@ -1,15 +1,21 @@
 """A pool on a real Redis: schedulers and content workers in threads, submissions as a gateway makes them."""
 
 import asyncio
+import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 
+import services.scheduler
 from services.scheduler.service.leader import Leader
 from services.scheduler.service.service import SchedulerService
 from services.scheduler.settings import Settings
@@ -37,6 +43,7 @@ from tests.fakes.live_worker import LiveWorker
 from tests.fakes.scheduler_world import make_submission
 
 LEASE_TTL_S = 0.4
+ROOT = Path(services.scheduler.__file__).parents[2]
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
@@ -242,3 +249,45 @@ def pool(redis_url: str, keys: Keys) -> Iterator[Pool]:
     for worker in made.workers:
         worker.stop()
     made.client.close()
+
+
+class Process:
+    """One scheduler process; its log is kept."""
+
+    def __init__(self, world: Pool, instance: str, folder: Path, **settings: object) -> None:
+        self.log = folder / f"{instance}.log"
+        given = {
+            "redis_url": world.url,
+            "pool": world.keys.pool,
+            "block_size": 4,
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 32,
+            "lease_ttl_s": 1.0,
+            "instance": instance,
+            **settings,
+        }
+        environment = {f"PAGEWIRE_{name.upper()}": str(value) for name, value in given.items()}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "services.scheduler"], cwd=ROOT, env={**os.environ, **environment}, stderr=log
+            )
+
+    def events(self) -> list[dict[str, Any]]:
+        return [msgspec.json.decode(line) for line in self.log.read_bytes().splitlines()]
+
+    def has_said(self, event: str) -> bool:
+        return any(line["event"] == event for line in self.events())
+
+
+@pytest.fixture
+def started(pool: Pool, tmp_path: Path) -> Iterator[Any]:
+    processes: list[Process] = []
+
+    def start(instance: str, **settings: object) -> Process:
+        processes.append(Process(pool, instance, tmp_path, **settings))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.process.kill()
+        process.process.wait()

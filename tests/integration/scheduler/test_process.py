@@ -6,11 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 import services.scheduler
@@ -19,51 +16,7 @@ from shared.leases import decode_lease, read_members
 from shared.messages import WorkerState
 from shared.scripts import read_fence
 from tests.harness.ports import free_port
-from tests.integration.scheduler.conftest import Pool, wait_for
-
-ROOT = Path(services.scheduler.__file__).parents[2]
-
-
-class Process:
-    """One scheduler process; its log is kept."""
-
-    def __init__(self, world: Pool, instance: str, folder: Path, **settings: object) -> None:
-        self.log = folder / f"{instance}.log"
-        given = {
-            "redis_url": world.url,
-            "pool": world.keys.pool,
-            "block_size": 4,
-            "max_num_seqs": 8,
-            "max_num_batched_tokens": 32,
-            "lease_ttl_s": 1.0,
-            "instance": instance,
-            **settings,
-        }
-        environment = {f"PAGEWIRE_{name.upper()}": str(value) for name, value in given.items()}
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "services.scheduler"], cwd=ROOT, env={**os.environ, **environment}, stderr=log
-            )
-
-    def events(self) -> list[dict[str, Any]]:
-        return [msgspec.json.decode(line) for line in self.log.read_bytes().splitlines()]
-
-    def has_said(self, event: str) -> bool:
-        return any(line["event"] == event for line in self.events())
-
-
-@pytest.fixture
-def started(pool: Pool, tmp_path: Path) -> Iterator[Any]:
-    processes: list[Process] = []
-
-    def start(instance: str, **settings: object) -> Process:
-        processes.append(Process(pool, instance, tmp_path, **settings))
-        return processes[-1]
-
-    yield start
-    for process in processes:
-        process.process.kill()
-        process.process.wait()
+from tests.integration.scheduler.conftest import ROOT, Pool, wait_for
 
 
 def test_kill_9_in_the_middle_is_followed_by_a_standby(pool: Pool, started: Any) -> None:
@@ -71,13 +24,13 @@ def test_kill_9_in_the_middle_is_followed_by_a_standby(pool: Pool, started: Any)
     first = started("first")
     wait_for(lambda: read_fence(pool.client, pool.keys).epoch == 1)
     standby = started("standby")
-    pool.submit(8, max_tokens=100)
-    wait_for(lambda: len(worker.statuses) > 20)
+    pool.submit(8, max_tokens=150)
+    wait_for(lambda: standby.has_said("following") and len(worker.statuses) > 20)
     first.process.kill()
     pool.wait_until_ended()
     pool.check_texts()
     assert worker.incarnations == [1]
-    assert standby.has_said("ticks_replayed") and not standby.has_said("cold_start")
+    assert standby.has_said("took_over_hot") and not standby.has_said("cold_start")
 
 
 def test_sigterm_saves_gives_the_lease_back_and_ends_with_0(pool: Pool, started: Any) -> None:
@@ -114,13 +67,17 @@ def test_logs_are_one_line_each_and_hold_no_tokens(pool: Pool, started: Any) -> 
 
 
 def test_its_own_lease_says_what_it_does(pool: Pool, started: Any) -> None:
+    """A standby is as ready as the leader."""
+
+    def is_ready(instance: str) -> bool:
+        lease = read_members(pool.client, pool.keys).get(f"scheduler:scheduler-0:{instance}")
+        return lease is not None and lease.state is WorkerState.READY
+
     started("first", max_model_len=256)
-
-    def state() -> WorkerState | None:
-        lease = read_members(pool.client, pool.keys).get("scheduler:scheduler-0:first")
-        return lease.state if lease is not None else None
-
-    wait_for(lambda: state() is WorkerState.READY)
+    wait_for(lambda: is_ready("first"))
+    started("second", max_model_len=256)
+    wait_for(lambda: is_ready("second"))
+    assert read_fence(pool.client, pool.keys).epoch == 1
 
 
 @pytest.mark.parametrize(("name", "value"), [("block_size", "0"), ("plan_ahead", "9"), ("pool", "a b")])

@@ -18,10 +18,7 @@ from services.scheduler.recording.verify import replay_file, verify
 from services.scheduler.service.position import decode_snapshot
 from shared.messages import CopyKind, EventKind, WorkerFenced
 from shared.scripts import read_fence
-from tests.integration.scheduler.conftest import Pool, wait_for
-from tests.integration.scheduler.test_process import Process, started
-
-__all__ = ["started"]
+from tests.integration.scheduler.conftest import Pool, Process, wait_for
 
 SPLIT_FILES = 200_000
 """Bytes of a file, so that this run fills several."""

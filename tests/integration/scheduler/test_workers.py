@@ -8,7 +8,7 @@ import pytest
 from services.scheduler.service import workers
 from services.scheduler.service.leader import Leader
 from shared.leases import read_members
-from shared.messages import Decoder, LogMessage, ProcessDied, StepResult, WorkerFenced
+from shared.messages import Decoder, LogMessage, PoolStats, ProcessDied, StepResult, WorkerFenced
 from shared.scripts import AppendStatus, read_fence
 from shared.streams import scan
 from tests.fakes.live_worker import LiveWorker
@@ -28,13 +28,13 @@ def _holder(pool: Pool, name: str = "worker-0") -> str:
     return seat.holder if seat is not None else ""
 
 
-def _run(pool: Pool, **options: Any) -> tuple[LiveWorker, Scheduler]:
+def _run(pool: Pool, scheduler: dict[str, Any] | None = None, **options: Any) -> tuple[LiveWorker, Scheduler]:
     """A pool in the middle of 8 requests."""
     worker = pool.worker(step_s=0.003, **options)
-    scheduler = pool.scheduler().start()
+    leading = pool.scheduler(**(scheduler or {})).start()
     pool.submit(8, max_tokens=100)
     wait_for(lambda: len(worker.statuses) > 15)
-    return worker, scheduler
+    return worker, leading
 
 
 def test_a_reported_death_is_fenced_at_once_and_the_successor_continues(pool: Pool) -> None:
@@ -105,6 +105,41 @@ def test_a_hung_worker_is_fenced_and_its_late_result_is_refused(pool: Pool) -> N
     pool.wait_until_ended()
     pool.check_texts()
     assert worker.incarnations == [1, 3], "it came back under a new instance name"
+
+
+def test_a_worker_that_hangs_in_a_step_is_fenced_although_its_heart_beats(pool: Pool) -> None:
+    """Its requests go on at another one, and itself comes back once the step is over."""
+    worker, _ = _run(pool, scheduler={"step_deadline_s": 0.3, "stall_after_s": 0.2}, lease_ttl_s=30.0)
+    worker.stall()
+    wait_for(lambda: pool.health() and _stats(pool).stall_reason == "step")
+    wait_for(lambda: (1, "step_deadline") in _fences(pool))
+    assert any("worker-0" in name and lease for name, lease in read_members(pool.client, pool.keys).items())
+    other = pool.worker("worker-1")
+    pool.wait_until_ended()
+    assert len(other.statuses) > 10
+    worker.resume()
+    wait_for(lambda: worker.incarnations == [1, 3])
+    assert worker.statuses[-1] is AppendStatus.STALE
+    wait_for(lambda: dict(_stats(pool).refused_writes) == {"worker-0": 1} and _stats(pool).stall_reason == "")
+    pool.submit(8)
+    pool.wait_until_ended()
+    pool.check_texts()
+
+
+def _stats(pool: Pool) -> PoolStats:
+    data: Any = pool.client.get(pool.keys.stats)
+    decoder: Decoder[PoolStats] = Decoder(PoolStats)
+    return decoder.decode(data)
+
+
+def test_a_slow_worker_is_not_taken_for_a_hanging_one(pool: Pool) -> None:
+    """The deadline begins anew with every result."""
+    worker = pool.worker(step_s=0.2)
+    pool.scheduler(step_deadline_s=0.3).start()
+    pool.submit(3, max_tokens=12)
+    pool.wait_until_ended()
+    pool.check_texts()
+    assert worker.incarnations == [1] and len(worker.statuses) > 6
 
 
 def test_a_worker_whose_step_is_lost_from_the_log_is_fenced_and_its_requests_continue(pool: Pool) -> None:

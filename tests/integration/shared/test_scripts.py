@@ -50,8 +50,8 @@ def lease(instance: str) -> Lease:
     return Lease(service="scheduler", name="scheduler-0", instance=instance, pid=1, state=WorkerState.READY)
 
 
-def lead(client: redis.Redis, keys: Keys, instance: str) -> int:
-    return acquire(client, keys, instance=instance, ttl_ms=2000, lease=lease(instance))
+def lead(client: redis.Redis, keys: Keys, instance: str, held: int = 0, highest: int = 0) -> int:
+    return acquire(client, keys, instance=instance, ttl_ms=2000, lease=lease(instance), held=held, highest=highest)
 
 
 def admit(client: redis.Redis, keys: Keys, epoch: int, expected: int = 0, holder: str = "w") -> int:
@@ -92,10 +92,11 @@ def submission(request_id: str, prompt: int = 4) -> Submission:
 def test_only_one_leader_and_a_new_one_gets_a_new_epoch(redis_client: redis.Redis, keys: Keys) -> None:
     assert lead(redis_client, keys, "a") == 1
     assert lead(redis_client, keys, "b") == 0
-    assert lead(redis_client, keys, "a") == 1  # renewal
+    assert lead(redis_client, keys, "a", held=1) == 1  # renewal
     redis_client.delete(keys.leader_lease)
     assert lead(redis_client, keys, "b") == 2
-    assert lead(redis_client, keys, "a") == 0
+    assert lead(redis_client, keys, "a", held=1) == 0
+    assert lead(redis_client, keys, "b") == 3  # it leads anew
 
 
 def test_a_leader_whose_lease_lapsed_but_was_not_replaced_keeps_its_epoch(
@@ -103,7 +104,33 @@ def test_a_leader_whose_lease_lapsed_but_was_not_replaced_keeps_its_epoch(
 ) -> None:
     assert lead(redis_client, keys, "a") == 1
     redis_client.delete(keys.leader_lease)
-    assert lead(redis_client, keys, "a") == 1
+    assert lead(redis_client, keys, "a", held=1) == 1
+
+
+def test_no_number_is_given_twice_whatever_redis_forgot(redis_client: redis.Redis, keys: Keys) -> None:
+    epoch = lead(redis_client, keys, "a")
+    assert admit(redis_client, keys, epoch) == 1
+    redis_client.flushall()
+    assert lead(redis_client, keys, "a", held=epoch, highest=epoch) == 2, "no renewal of what is not there"
+    answer = fence_worker(
+        redis_client, keys, epoch=2, worker="worker-0", expected=0, new_holder="w", reason="admitted", highest=1
+    )
+    assert answer == 2
+    assert publish(redis_client, keys, 1, 1) is STALE
+    assert log(redis_client, keys) == [WorkerFenced("worker-0", 1, "admitted")]
+
+
+def test_writes_under_a_number_that_is_over_are_counted(redis_client: redis.Redis, keys: Keys) -> None:
+    epoch = lead(redis_client, keys, "a")
+    incarnation = admit(redis_client, keys, epoch)
+    assert read_fence(redis_client, keys).refused == {}
+    admit(redis_client, keys, epoch, expected=incarnation)
+    assert publish(redis_client, keys, incarnation, 1) is STALE
+    assert publish(redis_client, keys, incarnation, 1) is STALE
+    redis_client.delete(keys.leader_lease)
+    lead(redis_client, keys, "b")
+    assert commit(redis_client, keys, [TickCommit(epoch, 1, (SetValue(keys.snapshot, b"s"),))]) == [STALE]
+    assert read_fence(redis_client, keys).refused == {"worker-0": 2, "leader": 1}
 
 
 def test_ticks_of_a_replaced_leader_are_refused_whole(redis_client: redis.Redis, keys: Keys) -> None:
