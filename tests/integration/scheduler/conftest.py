@@ -133,6 +133,10 @@ class Pool:
         self.workers.append(worker)
         return worker.start()
 
+    def await_vacancy(self) -> None:
+        """Until nobody leads: who starts then has followed nobody."""
+        wait_for(lambda: not self.client.exists(self.keys.leader_lease))
+
     def submit(
         self,
         count: int,

@@ -59,6 +59,7 @@ def test_a_leader_killed_around_commits_is_followed_exactly(
         except Killed:
             kills += 1
         scheduler.crash()
+        pool.await_vacancy()
     monkeypatch.setattr(committer, "commit_ticks", commit_ticks)
     pool.scheduler().start()
     pool.wait_until_ended()
@@ -186,7 +187,7 @@ def test_without_a_usable_snapshot_the_pool_starts_cold_and_continues_exactly(
     num_steps = len(worker.statuses)
     wait_for(lambda: len(worker.statuses) > num_steps + 10)
     first.crash()
-    time.sleep(0.1)  # results of plans in flight
+    pool.await_vacancy()  # and results of plans in flight
     pool.client.set(pool.keys.snapshot, data)  # several ticks follow it for sure
     changes: dict[str, object] = {}
     if damage == "deleted":

@@ -81,7 +81,7 @@ def test_a_standby_leads_from_the_very_tick_at_which_the_leader_died(
         said(caplog, "took_over_hot") == 3 and said(caplog, "cold_start") == 1 and said(caplog, "ticks_replayed") == 0
     )
     leading.crash()  # what a hot leader saved of the caches is of use to the next one
-    wait_for(lambda: not pool.client.exists(pool.keys.leader_lease))
+    pool.await_vacancy()
     pool.submit(6, prefix=prefix)
     pool.scheduler().start()
     pool.wait_until_ended()
