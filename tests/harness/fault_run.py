@@ -124,12 +124,13 @@ class FaultRun:
         fault_dir.mkdir(parents=True)
         home = load_settings({}).home.expanduser()
         own = {"PAGEWIRE_FAULT_DIR": str(fault_dir), "PAGEWIRE_RECORD_TTL_S": RECORD_TTL_S, **variables}
+        own["PAGEWIRE_HOME"] = str(home)
         sizes = {"num_blocks": NUM_BLOCKS, "gateways": 2}
         chosen: dict[str, object] = {"model": self.model.model, "dtype": "float32", **sizes, **flags}
         with running_stack(folder, free_port(), home, own, workers=WORKERS, **chosen) as stack:
             pool = PoolState(stack)
             try:
-                scene = Scene(self, name, stack, pool, Injector(pool, fault_dir))
+                scene = Scene(self, name, stack, pool, Injector(pool, fault_dir), own)
                 wait_for("all workers", lambda: pool.num_serving() == WORKERS, SETTLE_S)
                 self._references = self._references or references(stack, self.model)
                 scene.references = list(self._references)
@@ -176,6 +177,8 @@ class Scene:
     stack: Stack
     pool: PoolState
     injector: Injector
+    variables: Mapping[str, str]
+    """What the environment of its services has beside that of this process."""
     references: list[Reference] = field(default_factory=list)
     num_usage_before: int = 0
     """Of the references."""
@@ -186,7 +189,11 @@ class Scene:
         command = [sys.executable, "-m", "services.cli", "serve", "scheduler", "--name", "scheduler-1"]
         command += ["--model", self.run.model.model, "--state-dir", str(self.stack.state_dir)]
         log = self.stack.state_dir / "logs" / "scheduler-1.log"
-        with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
+        environment = {**os.environ, **self.variables}
+        with (
+            log.open("wb") as output,
+            subprocess.Popen(command, stdout=output, stderr=output, env=environment) as process,
+        ):
             try:
                 wait_for("the second scheduler", lambda: len(self.pool.schedulers()) == 2)
                 yield

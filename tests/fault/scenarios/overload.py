@@ -8,7 +8,6 @@ import sys
 import time
 from collections import Counter
 
-import httpx
 import psutil
 
 from benchmarks.report import Bar, Row
@@ -31,7 +30,7 @@ def overload(run: FaultRun) -> None:
     with run.scene("overload", {"PAGEWIRE_MAX_QUEUED_REQUESTS": str(CAP)}, gateways=1) as scene:
         scheduler = psutil.Process(scene.pool.children("scheduler")[0].pid)
         answers = asyncio.run(_flood(scene, scheduler))
-        refused = [seconds for status, seconds in answers if status == httpx.codes.TOO_MANY_REQUESTS]
+        refused = [seconds for status, seconds in answers if status == 429]
         statuses = Counter(status for status, _ in answers)
         audit = Audit(num_streams=SENT)
         audit.check_idle(scene.pool)
@@ -44,24 +43,20 @@ def overload(run: FaultRun) -> None:
 
 async def _flood(scene: Scene, scheduler: psutil.Process) -> list[tuple[int, float]]:
     """(status, seconds) of every answer. The scheduler goes on once all that can be refused was."""
-    limits = httpx.Limits(max_connections=None)
-    body = {**scene.references[0].body, "max_tokens": 4}
-    del body["stream_options"]
-    async with httpx.AsyncClient(base_url=scene.stack.url, limits=limits, timeout=120) as client:
-        await client.get("/health/live")
+    body = json.dumps({"model": scene.stack.model, "prompt": "river", "max_tokens": 4}).encode()
 
-        async def post() -> tuple[int, float]:
-            started = time.perf_counter()
-            answer = await client.post(PATH, json=body)
-            return answer.status_code, time.perf_counter() - started
+    async def post() -> tuple[int, float]:
+        started = time.perf_counter()
+        async with post_json(scene.stack.url, PATH, body, {}) as answer:
+            return answer.status, time.perf_counter() - started
 
-        scheduler.suspend()
-        try:
-            tasks = [asyncio.create_task(post()) for _ in range(SENT)]
-            await asyncio.wait(tasks, timeout=HELD_S)
-        finally:
-            scheduler.resume()
-        return await asyncio.gather(*tasks)
+    scheduler.suspend()
+    try:
+        tasks = [asyncio.create_task(post()) for _ in range(SENT)]
+        await asyncio.wait(tasks, timeout=HELD_S)
+    finally:
+        scheduler.resume()
+    return await asyncio.gather(*tasks)
 
 
 def health(run: FaultRun) -> None:

@@ -88,7 +88,8 @@ def _kill_and_cut(scene: Scene, num_bytes: int) -> int:
     supervisor.suspend()
     try:
         scene.injector.end(scene.pool.children("redis")[0])
-        (file,) = (scene.stack.state_dir / "redis" / "appendonlydir").glob("*.incr.aof")
+        folder = scene.stack.state_dir / "redis"
+        (file,) = [*folder.glob("appendonlydir/*.incr.aof"), *folder.glob("appendonly.aof")]  # Redis 7, Redis 6.2
         size = file.stat().st_size
         os.truncate(file, max(0, size - num_bytes))
         return size - file.stat().st_size
