@@ -185,7 +185,7 @@ class LiveWorker:
                 position = entry_id
                 worker.inbox.append(_plans.decode(payload))
             idle = 0 if entries else idle + 1
-            if idle > FENCE_CHECK_EVERY and self._current() != incarnation:
+            if idle > FENCE_CHECK_EVERY and not self._is_held(incarnation, worker.last_plan):
                 return not self._draining.is_set()
             while worker.inbox and not self._dead.is_set():
                 if self._step(worker) is AppendStatus.STALE:
@@ -233,8 +233,10 @@ class LiveWorker:
                 return seat.incarnation
         return 0
 
-    def _current(self) -> int:
+    def _is_held(self, incarnation: int, step: int) -> bool:
+        """Whether the fence knows the incarnation, and the steps that it published."""
         try:
-            return read_fence(self._client, self._keys).workers[self.name].incarnation
+            fence = read_fence(self._client, self._keys).workers.get(self.name)
         except RedisFailure:
-            return self.incarnations[-1]
+            return True
+        return fence is not None and fence.incarnation == incarnation and fence.step >= step

@@ -158,7 +158,9 @@ class World:
     def send(self, message: IntakeMessage) -> None:
         self.pending_intake.append(message)
 
-    def join(self, name: str, num_blocks: int, num_cpu_blocks: int = 0, copy_rate: float = 0.0) -> None:
+    def join(
+        self, name: str, num_blocks: int, num_cpu_blocks: int = 0, copy_rate: float = 0.0, fingerprint: str = ""
+    ) -> None:
         """A worker starts (again): its old incarnation is fenced, whatever it did. `copy_rate` is in bytes/s."""
         self.fence(name)
         incarnation = self.incarnations.get(name, 0) + 1
@@ -175,7 +177,8 @@ class World:
             rates=(PREFILL_RATE, 0.0, 0.0, float(copy_rate)),
         )
         self.shadows[name] = Shadow(self.config, self.records, self._counts)
-        self.pending_events.append(WorkerJoined(name, incarnation, num_blocks, num_cpu_blocks, BLOCK_BYTES))
+        joined = WorkerJoined(name, incarnation, num_blocks, num_cpu_blocks, BLOCK_BYTES, fingerprint)
+        self.pending_events.append(joined)
 
     def fence(self, name: str) -> None:
         """The incarnation can publish nothing more. Nothing of it is in any world but the log."""
