@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from services.gpu_worker.service.loading import load_worker
 from services.gpu_worker.service.partition import Partition
-from services.gpu_worker.service.worker import LoadedWorker, Worker
+from services.gpu_worker.service.worker import LoadedWorker, ResettableEngine, Worker
 from services.gpu_worker.settings import Settings
 from shared.channel import Channel
 from shared.keys import Keys
@@ -248,14 +248,14 @@ class WorkerThread:
     def __init__(self, url: str, keys: Keys, loaded: LoadedWorker, drain_grace_s: float) -> None:
         self.worker = Worker(url, keys, name=WORKER, instance="first", drain_grace_s=drain_grace_s)
         self.error: Exception | None = None
-        self._loaded = loaded
+        self.loaded = loaded
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.worker.register()
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self.worker.run(lambda report: self._loaded)
+            self.worker.run(lambda report: self.loaded)
         except Exception as error:
             self.error = error
 
@@ -282,8 +282,13 @@ def run_worker(
     """Starts a worker inside the test process (at `url`, by default the Redis of the test)."""
     started: list[WorkerThread] = []
 
-    def run(url: str = redis_url, drain_grace_s: float = 5.0) -> WorkerThread:
-        started.append(WorkerThread(url, keys, loaded_worker, drain_grace_s))
+    def run(
+        url: str = redis_url,
+        drain_grace_s: float = 5.0,
+        wrap: Callable[[ResettableEngine], ResettableEngine] = lambda engine: engine,
+    ) -> WorkerThread:
+        loaded = LoadedWorker(wrap(loaded_worker.engine), loaded_worker.capacity)
+        started.append(WorkerThread(url, keys, loaded, drain_grace_s))
         return started[-1]
 
     yield run

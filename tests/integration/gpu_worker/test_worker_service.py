@@ -1,14 +1,17 @@
 """The worker's service loop against a real Redis; the test is the scheduler's leader."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
+from services.gpu_worker.service import incarnation as incarnation_module
 from services.gpu_worker.service.incarnation import IncarnationFailed
+from services.gpu_worker.service.worker import ResettableEngine
 from shared.errors import ProtocolError
-from shared.messages import StepResult, WorkerState
+from shared.messages import StepPlan, StepResult, WorkerState
 from shared.packing import NO_TOKEN, unpack_int32
 from shared.scripts import read_fence
 from tests.integration.gpu_worker.conftest import wait_until
@@ -167,6 +170,47 @@ def test_late_result_of_a_fenced_incarnation_is_refused(leader: "Leader", run_wo
     assert ids(after) == [1, 2, 3, 4]
     assert tokens_of(after) == tokens_of(before), "the same prompt, computed afresh"
     assert worker.is_alive
+
+
+class Hanging:
+    """An engine whose step waits when it is told to."""
+
+    def __init__(self, engine: ResettableEngine) -> None:
+        self._engine = engine
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.profile = engine.profile
+        self.begin, self.reset = engine.begin, engine.reset
+
+    def step(self, plan: StepPlan) -> StepResult:
+        self.go_on.wait()
+        return self._engine.step(plan)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_step_that_runs_on_after_the_fence_is_refused_or_ends_the_process(
+    leader: "Leader", run_worker: Run, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Late: its result is refused and counted, the worker comes back. Never: only an end of the process helps."""
+    monkeypatch.setattr(incarnation_module, "STUCK_S", 5.0 if ends else 0.3)
+    worker = run_worker(wrap=Hanging)
+    assert isinstance(worker.loaded.engine, Hanging)
+    stuck = threading.Event()
+    worker.worker.on_stuck = stuck.set
+    old = leader.admit()
+    leader.start_request(old)
+    leader.await_results(old, 1)
+    worker.loaded.engine.go_on.clear()
+    leader.decode(old, 1)
+    time.sleep(0.2)
+    leader.fence("")
+    if not ends:
+        assert stuck.wait(5.0), "nobody was told"
+    worker.loaded.engine.go_on.set()
+    leader.ready_worker("first.1", timeout_s=5)
+    assert stuck.is_set() is not ends
+    assert ids(leader.results(old)) == [1]
+    assert read_fence(leader.client, leader.keys).refused == {"worker-0": 1}
 
 
 def test_idle_worker_notices_that_it_was_fenced(leader: "Leader", run_worker: Run) -> None:
