@@ -24,7 +24,8 @@ async def live() -> Response:
 @router.get("/health/ready", summary="Whether requests can be served")
 async def ready(request: Request) -> Response:
     """200, or 503 with a machine-readable `reason`; with the state of each component. `saturated`: what is new is
-    refused with 429 for now, because of `saturated_by`; what runs goes on."""
+    refused with 429 for now, because of `saturated_by`; what runs goes on. `stalled`: there is work and has been no
+    progress for so many seconds, and why."""
     return _answer(_gateway(request), {})
 
 
@@ -55,10 +56,18 @@ def _answer(gateway: GatewayState, details: dict[str, Any]) -> Response:
     body = _state(state) | {
         "saturated": bool(saturated_by),
         **({"saturated_by": saturated_by} if saturated_by else {}),
+        **_stalled(view),
         "components": {name: _state(component) for name, component in components.items()},
         **details,
     }
     return _json(body) if state.is_ready else _json(body, 503, {"Retry-After": str(RETRY_AFTER_S)})
+
+
+def _stalled(view: PoolView | None) -> dict[str, Any]:
+    stats = view.stats if view is not None else None
+    if stats is None or not stats.stall_reason:
+        return {}
+    return {"stalled": {"seconds": round(stats.stalled_s, 1), "reason": stats.stall_reason}}
 
 
 def _state(state: Readiness) -> dict[str, Any]:
@@ -76,9 +85,6 @@ def _describe(view: PoolView) -> dict[str, Any]:
         "num_requests_running": stats.num_requests_running if stats is not None else None,
         "num_requests_waiting": stats.num_requests_waiting if stats is not None else None,
         "max_model_len": view.limits.max_model_len,
-        "stalled": {"seconds": round(stats.stalled_s, 1), "reason": stats.stall_reason}
-        if stats is not None and stats.stall_reason
-        else None,
     }
 
 

@@ -6,6 +6,7 @@ import redis
 
 from services.scheduler.core.diagnostics import Diagnosis, count_by_reason, diagnose_waiting
 from services.scheduler.core.scheduler import SchedulerCore
+from services.scheduler.service import logs
 from services.scheduler.service.deadlines import Deadlines
 from services.scheduler.service.overview import MOST_REQUESTS, OverviewMaker
 from services.scheduler.service.position import Position
@@ -80,6 +81,7 @@ class Chores:
         self._overviews = OverviewMaker()
         self._stalls = StallDetector(settings.stall_after_s, clock)
         self._refused: tuple[tuple[str, int], ...] = ()
+        self._num_switches = core.counters.numerics_switches
         self._stats = Every(STATS_INTERVAL_S, clock)
         self._limit = Every(LIMITS_INTERVAL_S, clock)
         self._trim = Every(TRIM_INTERVAL_S, clock)
@@ -130,6 +132,9 @@ class Chores:
             stall=self._stalls.look(position.core, waiting),
             refused_writes=self._refused,
         )
+        if stats.num_numerics_switches > self._num_switches:
+            logs.warning("numerics_switched", num_requests=stats.num_numerics_switches - self._num_switches)
+            self._num_switches = stats.num_numerics_switches
         overview = self._overviews.make(position.core, waiting, now)
         fence = publish_stats(self._client, self._keys, stats, overview, ttl_s=STATS_TTL_S)
         self._refused = tuple(sorted(fence.refused.items()))

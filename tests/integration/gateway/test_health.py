@@ -54,6 +54,11 @@ def test_reasons_in_the_order_of_a_start(
         write_limits(redis_client, keys, max_model_len=512, max_request_tokens=512)
         redis_client.set(keys.stats, encode(PoolStats(epoch, 1, 0, 0, 10, 10, 0, 0, 1, 0, 0)))
         lonely.wait_for(lambda: ready()["status"] == "ready")
+        assert "stalled" not in ready()
+        stalled = PoolStats(epoch, 1, 3, 0, 10, 5, 0, 0, 1, 0, 0, stalled_s=7.25, stall_reason="step")
+        redis_client.set(keys.stats, encode(stalled))
+        lonely.wait_for(lambda: ready().get("stalled") == {"seconds": 7.2, "reason": "step"})
+        assert ready()["status"] == "ready", "what is new may still be queued"
         keeper.update(state=WorkerState.DRAINING)
         lonely.wait_for(lambda: ready().get("reason") == "no_worker")
     finally:
