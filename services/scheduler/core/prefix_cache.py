@@ -26,7 +26,13 @@ _EMPTY = blake2b(digest_size=KEY_SIZE)
 
 
 def domain(*, tenant: str, cache_salt: str = "", adapter: str = "") -> bytes:
-    """Who may share blocks. Each part has a tag and its length, so no two different triples give the same bytes."""
+    """Who may share blocks. Each part has a tag and its length, so no two different triples give the same bytes.
+
+    `adapter` names weights beside the model's. No request can ask for any (the gateway refuses such fields), so the
+    scheduler passes none; the part stands in every key all the same, so that adapters cannot come without being told
+    apart. The model's own weights need no part: a pool serves one model, and a worker that loads anew is another
+    incarnation, with an empty cache.
+    """
     parts = ((b"t", tenant), (b"s", cache_salt), (b"a", adapter))
     return b"".join(
         tag + pack("<I", len(data)) + data for tag, data in ((tag, text.encode("utf-8")) for tag, text in parts)

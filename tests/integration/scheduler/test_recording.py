@@ -86,12 +86,13 @@ def test_a_recorded_run_with_preemptions_and_kills_replays_to_the_same_bytes(rec
     lost = sum(last - first + 1 for first, last in recorded.gaps)
     assert verdict.num_ticks == verdict.last_tick - files[0].header.tick - lost, "every committed tick is there"
     events = {}
-    fenced, requests, copies = set(), set(), set()
+    fenced, requests, copies, num_requeues = set(), set(), set(), 0
     for file in files:
         for step in replay_file(file):
             record = step.record
             requests |= {submission.request_id for submission in record.submissions}
             fenced |= {(m.worker, m.incarnation) for m in record.log if isinstance(m, WorkerFenced)}
+            num_requeues = max(num_requeues, step.core.counters.requeues)
             plan = decode_plan(record)
             copies |= {copy.kind for copy in plan.copies} if plan else set()
             events.update({(record.tick.number, event.request_id): event for event in record.events})
@@ -99,7 +100,7 @@ def test_a_recorded_run_with_preemptions_and_kills_replays_to_the_same_bytes(rec
     assert len(requests) == 200 and kinds.count(EventKind.FINISHED) == 200
     assert kinds.count(EventKind.PREEMPTED) > 0, "nobody was preempted"
     assert {CopyKind.OUT, CopyKind.IN} <= copies, "nobody was swapped"
-    assert ("worker-1", 1) in fenced, "no worker died"
+    assert ("worker-1", 1) in fenced and num_requeues > 0, "no worker died with requests"
     assert str(verdict).startswith(f"{verdict.num_ticks} ticks, {verdict.num_plans} plans: byte-identical")
     assert verdict.num_plans > 100
     _judge_files(recorded.folder)

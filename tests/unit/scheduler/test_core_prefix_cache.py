@@ -12,6 +12,8 @@ from services.scheduler.core.cost_model import Preemption
 from services.scheduler.core.evictable import Eviction
 from services.scheduler.core.policies.base import PolicyName
 from services.scheduler.core.prefix_cache import block_key, domain, root_key
+from services.scheduler.core.request import Request
+from services.scheduler.core.residency import domain_of
 from services.scheduler.core.snapshot import restore, take_snapshot
 from shared.packing import pack_int32
 from tests.fakes.content_worker import reference_output
@@ -82,6 +84,18 @@ def test_only_the_own_domain_counts() -> None:
     assert serve(world, "e", prompt, tenant="alice") == 16
     assert serve(world, "f", prompt, tenant="alice", cache_salt="salt") == 16
     assert world.core.stats().prefix_cache_hits == 32
+
+
+def test_other_weights_are_never_hit() -> None:
+    """Case 69: no request has an adapter, and its domain says so; a worker that came anew may have loaded anything."""
+    submission = make_submission("r", [1], max_tokens=1, tenant="t", cache_salt="s")
+    assert domain_of(Request(submission, arrival=0)) == domain(tenant="t", cache_salt="s", adapter="")
+    assert domain_of(Request(submission, arrival=0)) != domain(tenant="t", cache_salt="s", adapter="a")
+    world = make_world()
+    prompt = list(range(1, 18))
+    assert (serve(world, "first", prompt), serve(world, "second", prompt)) == (0, 16)
+    world.join("w", 40)
+    assert (serve(world, "third", prompt), serve(world, "fourth", prompt)) == (0, 16)
 
 
 def test_an_aborted_request_leaves_its_blocks() -> None:
@@ -204,8 +218,12 @@ def test_immediate_reclaim_shares_only_among_those_that_run() -> None:
 def test_collisions_never_give_another_prompts_blocks(monkeypatch: pytest.MonkeyPatch, num_bits: int) -> None:
     """BEST-22, CVE-2025-25183: 500 prompts that share beginnings, under a hash of a few bits."""
 
+    contents: dict[bytes, set[bytes]] = {}
+
     def weak(before: bytes, tokens: bytes) -> bytes:
-        return bytes([block_key(before, tokens)[0] & (2**num_bits - 1)]) * 16
+        key = bytes([block_key(before, tokens)[0] & (2**num_bits - 1)]) * 16
+        contents.setdefault(key, set()).add(tokens)
+        return key
 
     monkeypatch.setattr(prefix_cache, "block_key", weak)
     world = make_world(120, block_size=2, max_num_seqs=8)
@@ -218,6 +236,7 @@ def test_collisions_never_give_another_prompts_blocks(monkeypatch: pytest.Monkey
             world.step("w")
     world.settle()
     assert world.num_hit_tokens > 0
+    assert max(map(len, contents.values())) > 1, "nothing collided"
     for request_id, submission in world.records.items():
         assert world.readers[request_id].tokens == reference_output(submission)[0]
 
