@@ -264,6 +264,16 @@ def test_a_window_stays_ahead_while_the_client_is_here(
         assert parse_sse(response.iter_lines()).text() == TEXT
 
 
+def test_others_wait_longer_than_a_gateway_whose_commands_hang(scene: Scene) -> None:
+    """While Redis is away a command hangs until its time-out, then a connection is made: only then windows are pushed."""
+    pool = scene.gateway.state.engine.custody._client.connection_pool
+    timeouts = pool.connection_kwargs["socket_timeout"] + pool.connection_kwargs["socket_connect_timeout"]
+    assert timeouts + custody.TURN_S < custody.COMING_BACK_S
+    assert timeouts + custody.TURN_S < custody.LEAST_HELD_S - (
+        custody.LEAST_HELD_S / custody.PUSHES_PER_WINDOW - custody.TURN_S
+    )
+
+
 def test_nobody_comes_back_within_the_window(scene: Scene, keys: Keys) -> None:
     scene.scripts["go"] = Script(spell(TEXT), end=None)
     request_id, _ = leave_while_held(scene, {"X-Resume-Window": "1"})
