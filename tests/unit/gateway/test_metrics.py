@@ -54,7 +54,8 @@ def test_what_the_leader_told_is_shown() -> None:
         num_preemptions=4, num_workers=2, num_plans=9, num_ignored_messages=0, prefix_cache_queries=60,
         prefix_cache_hits=40, num_requests_swapped=1, waiting_by_reason=(("behind", 6), ("blocks", 1)),
         oldest_wait_s=2.5, num_cpu_blocks=10, num_free_cpu_blocks=3, num_cached_cpu_blocks=1, num_handovers=8,
-        queue_times=(QueueTimes("low", tuple(counts), 0.4),),
+        queue_times=(QueueTimes("low", tuple(counts), 0.4),), num_numerics_switches=2, stalled_s=6.5,
+        stall_reason="no_worker", refused_writes=(("leader", 1), ("worker-0", 3)),
     )  # fmt: skip
     found = samples(make_metrics(stats))
     assert found["vllm:num_requests_running", ""] == 5
@@ -66,6 +67,10 @@ def test_what_the_leader_told_is_shown() -> None:
     assert found["vllm:cpu_cache_usage_perc", ""] == 0.6
     assert found["vllm:num_preemptions_total", ""] == 4
     assert found["vllm:num_handovers_total", ""] == 8
+    assert found["vllm:num_numerics_switches_total", ""] == 2
+    assert found["vllm:num_refused_writes_total", "leader"] == 1
+    assert found["vllm:num_refused_writes_total", "worker-0"] == 3
+    assert found["vllm:stalled_seconds", "no_worker"] == 6.5
     assert found["vllm:prefix_cache_hits_total", ""] == 40
     assert found["vllm:request_queue_time_seconds_count", "low"] == 2
     assert found["vllm:request_queue_time_seconds_sum", "low"] == 0.4

@@ -1,6 +1,8 @@
 """How a worker process ends."""
 
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any, cast
@@ -48,3 +50,26 @@ def test_tensors_are_freed_before_the_interpreter_ends(monkeypatch: pytest.Monke
     worker = cast(Worker, FailingWorker())
     code = run_process(worker, lambda _: pytest.fail("not called"), drain_grace_s=0.0, niceness=0)
     assert code == ExitCode.CONFIG and Tensor.num_freed == 1
+
+
+STUCK = """
+import threading
+from services.gpu_worker.service import lifecycle
+
+lifecycle._FREEING_S = 0.1
+
+class StuckWorker:
+    is_loaded = True
+    def register(self): pass
+    def release(self): print("released", flush=True)
+    def run(self, load):
+        self.on_stuck()
+        threading.Event().wait()
+
+lifecycle.run_process(StuckWorker(), None, drain_grace_s=0.0, niceness=0)
+"""
+
+
+def test_a_process_whose_step_never_ends_gives_its_lease_back_and_ends() -> None:
+    ended = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=30)
+    assert (ended.returncode, ended.stdout) == (ExitCode.STUCK, "released\n")
