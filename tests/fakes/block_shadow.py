@@ -37,10 +37,12 @@ class Shadow:
     config: SchedulerConfig
     records: Mapping[str, Submission]
     counts: Counter[str]
-    """Of all incarnations: `hit tokens`, `shared`, `beam copies`."""
+    """Of all incarnations: `hit tokens`, `salted hits`, `shared`, `beam copies`."""
     rows: dict[int, ShadowRow] = field(default_factory=dict)
     holders: dict[int, list[ShadowRow]] = field(default_factory=dict)
     """Rows that had a block since it was last given out to be written."""
+    owners: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """(tenant, cache salt) for which a block, or `~slot` of the host pool, was written."""
     planned: int = 0
     answered: int = 0
     unapplied: deque[StepResult] = field(default_factory=deque)
@@ -83,11 +85,18 @@ class Shadow:
         """Only what was written is copied away. (What comes from the host was, if the worker has it; it looks.)"""
         for block_id, _ in pairs_of(plan, CopyKind.OUT):
             assert block_id in self.holders, f"block {block_id} was never written"
+        for kind in CopyKind:
+            for source, into in pairs_of(plan, kind):
+                source, into = (~source if kind is CopyKind.IN else source), (~into if kind is CopyKind.OUT else into)
+                if source in self.owners:
+                    self.owners[into] = self.owners[source]
 
     def _blocks(self, plan: StepPlan) -> None:
         filled = {block_id for _, block_id in pairs_of(plan, CopyKind.IN)}
         for row, block_id in _pairs(plan.blocks):
             taker = self.rows[row]
+            if len(taker.blocks) < taker.num_hits:
+                self._judge_owner(taker, block_id)
             if len(taker.blocks) < taker.num_hits and block_id not in filled:
                 assert block_id in self.holders, f"block {block_id} was never written"
                 self._share(taker, block_id)
@@ -103,7 +112,17 @@ class Shadow:
         for holder in self.holders.pop(block_id, ()):
             assert holder.last_holding is not None, f"block {block_id} is in two tables"
             assert holder.last_holding <= self.answered, f"block {block_id} is named by an unanswered plan"
+        self.owners[block_id] = self._domain(taker)
         self._share(taker, block_id)
+
+    def _judge_owner(self, taker: ShadowRow, block_id: int) -> None:
+        """Nobody is served from another tenant's blocks, nor from those of another salt."""
+        assert self.owners[block_id] == self._domain(taker), f"block {block_id} is somebody else's"
+        self.counts["salted hits"] += bool(self._domain(taker)[1])
+
+    def _domain(self, row: ShadowRow) -> tuple[str, str]:
+        submission = self.records[row.request_id]
+        return submission.tenant, submission.cache_salt
 
     def _share(self, taker: ShadowRow, block_id: int) -> None:
         sharers = self.holders.setdefault(block_id, [])

@@ -38,6 +38,8 @@ VOCAB_SIZE = 24
 """Small, so that EOS and stop tokens happen often."""
 POISON = -7
 ROSTER_EVERY = 64
+RATES_EVERY = 8
+"""Plans between two results that tell measured rates; the first one does, too."""
 
 
 class ProtocolViolation(AssertionError):
@@ -172,9 +174,9 @@ class ContentWorker:
         max_num_seqs: int,
         max_tokens: int,
         num_cpu_blocks: int = 0,
-        rates: tuple[float, ...] = (),
+        rates: Sequence[tuple[float, ...]] = (),
     ) -> None:
-        """`max_tokens` is the most that one pass may compute. `rates` are what it says to have measured."""
+        """`max_tokens` is the most that one pass may compute. `rates` are what it says to have measured, in turn."""
         self.name = name
         self.incarnation = incarnation
         self.num_blocks = num_blocks
@@ -396,7 +398,7 @@ class ContentWorker:
             roster=tuple(self._roster()) if plan_id % ROSTER_EVERY == 0 else (),
             logprobs=tuple(logprobs),
             candidates=candidates,
-            rates=self.rates if plan_id % ROSTER_EVERY in (0, 1) else (),
+            rates=self._measured(plan_id),
         )
 
     def _find_candidates(self) -> tuple[Candidates, ...]:
@@ -408,6 +410,10 @@ class ContentWorker:
                 tokens, values = zip(*rank_candidates(checksum, row.params, row.output_index), strict=True)
                 found.append(Candidates(number, pack_int32(tokens), pack_float32(values)))
         return tuple(found)
+
+    def _measured(self, plan_id: int) -> tuple[float, ...]:
+        turn, rest = divmod(plan_id - 1, RATES_EVERY)
+        return self.rates[turn % len(self.rates)] if self.rates and not rest else ()
 
     def _leave(self, number: int) -> None:
         row = self.rows.pop(number)

@@ -48,12 +48,10 @@ from shared.sampling import SamplingParams
 from shared.step_log import StepLogFollower
 from tests.fakes.admission_judge import AdmissionJudge
 from tests.fakes.block_shadow import Shadow, judge_swaps
+from tests.fakes.budget_judge import judge_cost, judge_prefill
 from tests.fakes.content_worker import ContentWorker
+from tests.fakes.drawn_rates import BLOCK_BYTES
 from tests.fakes.text_judge import Reader, TextJudge
-
-PREFILL_RATE = 100.0
-"""Tokens per second, as workers say."""
-BLOCK_BYTES = 64
 
 
 def make_submission(
@@ -131,10 +129,10 @@ class World:
         self.ended: list[Finished] = []
         self.num_bypasses = 0
         """As the core counts them, with any number of workers."""
-        self._counts: Counter[str] = Counter()
-        """What the judges saw."""
-        self._order = AdmissionJudge(config)
-        self._texts = TextJudge(self.records, self.readers, self._counts)
+        self.counts: Counter[str] = Counter()
+        """What the judges saw happen, by their words for it."""
+        self._order = AdmissionJudge(config, self.counts)
+        self._texts = TextJudge(self.records, self.readers, self.counts)
         self.admissions, self.bypasses = self._order.admissions, self._order.bypasses
         self._digest = hashlib.sha256()
 
@@ -159,9 +157,14 @@ class World:
         self.pending_intake.append(message)
 
     def join(
-        self, name: str, num_blocks: int, num_cpu_blocks: int = 0, copy_rate: float = 0.0, fingerprint: str = ""
+        self,
+        name: str,
+        num_blocks: int,
+        num_cpu_blocks: int = 0,
+        rates: Sequence[tuple[float, ...]] = (),
+        fingerprint: str = "",
     ) -> None:
-        """A worker starts (again): its old incarnation is fenced, whatever it did. `copy_rate` is in bytes/s."""
+        """A worker starts (again): its old incarnation is fenced, whatever it did. `rates`: see `ContentWorker`."""
         self.fence(name)
         incarnation = self.incarnations.get(name, 0) + 1
         self.incarnations[name] = incarnation
@@ -174,9 +177,9 @@ class World:
             max_num_seqs=self.config.max_num_seqs,
             max_tokens=self.config.max_num_batched_tokens,
             num_cpu_blocks=num_cpu_blocks,
-            rates=(PREFILL_RATE, 0.0, 0.0, float(copy_rate)),
+            rates=rates,
         )
-        self.shadows[name] = Shadow(self.config, self.records, self._counts)
+        self.shadows[name] = Shadow(self.config, self.records, self.counts)
         joined = WorkerJoined(name, incarnation, num_blocks, num_cpu_blocks, BLOCK_BYTES, fingerprint)
         self.pending_events.append(joined)
 
@@ -322,26 +325,7 @@ class World:
 
     @property
     def num_hit_tokens(self) -> int:
-        return self._counts["hit tokens"]
-
-    @property
-    def num_shared(self) -> int:
-        """Hits on blocks that another row had at that time."""
-        return self._counts["shared"]
-
-    @property
-    def num_beam_copies(self) -> int:
-        return self._counts["beam copies"]
-
-    @property
-    def num_searches(self) -> int:
-        """Beam searches that came to their end."""
-        return self._counts["searches"]
-
-    @property
-    def num_logprobs(self) -> int:
-        """Tokens whose probability was checked."""
-        return self._counts["logprobs"]
+        return self.counts["hit tokens"]
 
     @property
     def digest(self) -> str:
@@ -434,8 +418,10 @@ class World:
         back = [new.request_id for new in plan.added if new.request_id in here]
         after = {id: left for id, left in self._swapped().items() if left.lane.worker == name}
         self.num_swapped += judge_swaps(plan, swapped, after, back, self.config.block_size)
+        judge_cost(self.config, lane, [left for id, left in after.items() if id not in swapped])
         self.num_back += len(back)
         self._order.judge(self.core, plan, name, len(back))
+        self.counts["prompts cut short"] += judge_prefill(self.config, lane, plan)
         if incarnation == self.incarnations[name] and name in self.workers:
             self.workers[name].inbox.append(plan)
             assert plan.plan_id == self.shadows[name].planned + 1

@@ -27,7 +27,7 @@ class TextJudge:
     records: Mapping[str, Submission]
     readers: Mapping[str, Reader]
     counts: Counter[str]
-    """`searches` that came to their end, `logprobs` of tokens."""
+    """`beam searches` that came to their end, `logprobs` of tokens."""
 
     def event(self, event: RequestEvent) -> None:
         """A request ends, as readers of the log are told."""
@@ -64,7 +64,7 @@ class TextJudge:
         assert list(unpack_int32(end.output)) == best and end.final.end_reason == reason
         assert end.final.reason is FINISH_REASONS[reason] and end.final.num_output_tokens == len(best)
         assert end.final.cumulative_logprob == reference_logprob(submission, best)
-        self.counts["searches"] += 1
+        self.counts["beam searches"] += 1
 
     def _logprobs(self, end: Finished) -> None:
         submission, output = self.records[end.request_id], unpack_int32(end.output)

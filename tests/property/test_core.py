@@ -16,7 +16,8 @@ from services.scheduler.core.extents import Fit
 from services.scheduler.core.policies.base import PolicyName
 from shared.messages import CopyKind, FinishReason, IntakeMessage, ProcessDied, Stop, Submit
 from shared.packing import unpack_int32
-from tests.fakes.scheduler_world import BLOCK_BYTES, World, make_submission
+from tests.fakes.drawn_rates import drawn_rates
+from tests.fakes.scheduler_world import World, make_submission
 from tests.property.examples import at_least, counted
 
 MAX_MODEL_LEN = 40
@@ -50,6 +51,7 @@ def parse_script(data: bytes) -> list[Action]:
     return [Action(NAMES[data[i] % len(NAMES)], data[i + 1], data[i + 2]) for i in range(0, len(data) - 2, 3)]
 
 
+ITL_TARGETS = st.sampled_from([0.0, 0.0, 0.01, 0.05, 0.2])
 scripts = st.binary(min_size=150, max_size=360).map(parse_script)
 configs = st.builds(
     SchedulerConfig,
@@ -63,6 +65,7 @@ configs = st.builds(
     tenant_weights=st.sampled_from(["", "other=3"]),
     max_bypasses=st.sampled_from([0, 1, 3, 16]),
     admission_room=st.integers(0, 4),
+    itl_target_s=ITL_TARGETS,
     enable_prefix_caching=st.sampled_from([True, True, True, False]),
     eviction=st.sampled_from(Eviction),
     reclaim=st.sampled_from([Reclaim.LAZY, Reclaim.LAZY, Reclaim.LAZY, Reclaim.IMMEDIATE]),
@@ -110,6 +113,7 @@ class Play:
                     stop_token_ids=((), (), (5, 7))[b % 3],
                     ignore_eos=a % 4 != 0,
                     tenant=("", "", "other")[number % 3],
+                    cache_salt=("", "", "salt")[a // 16 % 4 % 3],
                     priority=(0, 0, 5, -5)[b % 4],
                     group=group,
                     choice=choice,
@@ -145,8 +149,9 @@ class Play:
         """A pool of between one and two requests of the longest kind: it is often full."""
         longest = self.world.config.blocks_for(MAX_MODEL_LEN)
         num_cpu_blocks = (0, 2, longest // 2, longest, 3 * longest)[a // len(WORKERS) % 5]
-        copy_rate = BLOCK_BYTES * (0, 20, 500)[a // 16 % 3]
-        self.world.join(WORKERS[a % len(WORKERS)], longest * (2 + b % 7) // 4, num_cpu_blocks, copy_rate)
+        name, num_blocks = WORKERS[a % len(WORKERS)], longest * (2 + b % 7) // 4
+        rates = drawn_rates(256 * a + b, copied_blocks=(0, 20, 500))
+        self.world.join(name, num_blocks, num_cpu_blocks, rates, fingerprint=("float32", "bfloat16")[b // 7 % 2])
 
     def fail(self, a: int, b: int) -> None:
         self.world.fail(f"r{a % (len(self.world.readers) + 1)}")
@@ -188,8 +193,10 @@ class Play:
 
     def _count(self) -> None:
         stats = self.world.core.stats()
+        self.seen.update(self.world.counts)
         self.seen["preempted"] += stats.num_preemptions
         self.seen["requeued"] += stats.num_requeues
+        self.seen["numerics switched"] += stats.num_numerics_switches
         self.seen["forked"] += stats.num_forks
         self.seen["forked blocks"] += stats.num_forked_blocks
         self.seen["copied on write"] += sum(
@@ -200,11 +207,8 @@ class Play:
         self.seen["evicted"] += self.world.num_evicted
         self.seen["made way"] += sum(event.reason == "share" for event in self.world.events)
         self.seen["bypassed"] += self.world.num_bypasses
-        self.seen["beam searches"] += self.world.num_searches
+        self.seen["passed, as judged"] += self.world.bypasses.total()
         self.seen["beam searches preempted"] += self.world.num_searches_preempted
-        self.seen["beam copies"] += self.world.num_beam_copies
-        self.seen["logprobs"] += self.world.num_logprobs
-        self.seen["shared"] += self.world.num_shared
         self.seen["handed over"] += stats.num_handovers
         self.seen["drained"] += self.world.num_drained
         self.seen["swapped"] += self.world.num_swapped
@@ -236,11 +240,16 @@ def test_every_text_is_right_whatever_happens() -> None:
     for mechanism in (
         "preempted",
         "requeued",
+        "numerics switched",
         "ignored",
         "hits",
+        "salted hits",
+        "prompts cut short",
         "evicted",
         "shared",
         "bypassed",
+        "passed, as judged",
+        "left to another worker",
         "made way",
         "forked",
         "forked blocks",

@@ -14,9 +14,10 @@ from services.scheduler.core.evictable import Eviction
 from services.scheduler.core.extents import Fit
 from services.scheduler.core.policies.base import PolicyName
 from shared.messages import FinishReason
-from tests.fakes.scheduler_world import BLOCK_BYTES, make_submission
+from tests.fakes.drawn_rates import drawn_rates
+from tests.fakes.scheduler_world import make_submission
 from tests.property.examples import at_least, counted
-from tests.property.test_core import MAX_MODEL_LEN, WORKERS, Action, Play, byte
+from tests.property.test_core import ITL_TARGETS, MAX_MODEL_LEN, WORKERS, Action, Play, byte
 
 NUM_EXAMPLES = 120
 
@@ -39,6 +40,7 @@ configs = st.builds(
     plan_ahead=st.sampled_from([1, 2, 2]),
     policy=st.sampled_from(PolicyName),
     admission_room=st.integers(0, 2),
+    itl_target_s=ITL_TARGETS,
     enable_prefix_caching=st.sampled_from([True, True, True, False]),
     eviction=st.sampled_from(Eviction),
     fit=st.sampled_from(Fit),
@@ -53,7 +55,7 @@ class Pressure(Play):
         super().__init__(config)
         self.longest = config.blocks_for(MAX_MODEL_LEN)
         self.num_cpu_blocks = -(-host_size * self.longest // 4)
-        self.copy_rate = copy_rate * BLOCK_BYTES
+        self.copied_blocks = (copy_rate, copy_rate, 3 * copy_rate)
         self.num_strikes = first_strike
 
     def submit(self, a: int, b: int) -> None:
@@ -67,13 +69,15 @@ class Pressure(Play):
                 max_tokens=max_tokens,
                 ignore_eos=True,
                 tenant=("", "other")[b % 2],
+                cache_salt=("", "", "", "salt")[b // 2 % 4],
                 priority=(0, 3)[a % 2],
             )
         )
 
     def join(self, a: int, b: int) -> None:
         num_blocks = self.longest * (4 + b % 5) // 4
-        self.world.join(WORKERS[a % len(WORKERS)], num_blocks, self.num_cpu_blocks, self.copy_rate)
+        rates = drawn_rates(256 * a + b, self.copied_blocks)
+        self.world.join(WORKERS[a % len(WORKERS)], num_blocks, self.num_cpu_blocks, rates)
 
     def strike(self, a: int, b: int) -> None:
         """Something happens to a swapped request, if there is one."""
@@ -130,6 +134,8 @@ MECHANISMS = {
     "back": 30,
     "demoted": 100,
     "promoted": 20,
+    "salted hits": 20,
+    "prompts cut short": 20,
     "requeued": 20,
     "lost": 3,
     "abort while swapped": 3,

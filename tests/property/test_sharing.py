@@ -14,9 +14,10 @@ from services.scheduler.core.evictable import Eviction
 from services.scheduler.core.extents import Fit
 from services.scheduler.core.policies.base import PolicyName
 from shared.messages import FinishReason
-from tests.fakes.scheduler_world import BLOCK_BYTES, make_submission
+from tests.fakes.drawn_rates import drawn_rates
+from tests.fakes.scheduler_world import make_submission
 from tests.property.examples import at_least, counted
-from tests.property.test_core import MAX_MODEL_LEN, WORKERS, Action, Play
+from tests.property.test_core import ITL_TARGETS, MAX_MODEL_LEN, WORKERS, Action, Play
 
 NUM_EXAMPLES = 90
 
@@ -35,6 +36,7 @@ configs = st.builds(
     plan_ahead=st.sampled_from([1, 2, 2]),
     policy=st.sampled_from(PolicyName),
     admission_room=st.integers(0, 1),
+    itl_target_s=ITL_TARGETS,
     enable_prefix_caching=st.booleans(),
     eviction=st.sampled_from(Eviction),
     fit=st.sampled_from(Fit),
@@ -78,6 +80,7 @@ class Sharing(Play):
                 stop_token_ids=((), (), (5, 7))[b % 3],
                 ignore_eos=b % 4 != 0,
                 tenant=("", "other")[b // 4 % 2],
+                cache_salt=("", "", "salt")[b // 16 % 3],
                 priority=(0, 3)[b // 8 % 2],
                 **params,
             )
@@ -85,8 +88,8 @@ class Sharing(Play):
 
     def join(self, a: int, b: int) -> None:
         longest = self.world.config.blocks_for(MAX_MODEL_LEN)
-        num_cpu_blocks, copy_rate = (0, longest)[self.draw(2)], 500 * BLOCK_BYTES
-        self.world.join(WORKERS[a % len(WORKERS)], longest * (5 + self.draw(5)) // 4, num_cpu_blocks, copy_rate)
+        num_cpu_blocks, rates = (0, longest)[self.draw(2)], drawn_rates(self.number, copied_blocks=(20, 500))
+        self.world.join(WORKERS[a % len(WORKERS)], longest * (5 + self.draw(5)) // 4, num_cpu_blocks, rates)
 
     def strike(self, a: int, b: int) -> None:
         """Something happens while a choice or a search runs, to it or to its worker."""
@@ -139,6 +142,8 @@ MECHANISMS = {
     "beam copies": 100,
     "beam searches preempted": 4,
     "preempted": 50,
+    "salted hits": 20,
+    "prompts cut short": 20,
     "requeued": 20,
     "handed over": 3,
     "logprobs": 1000,

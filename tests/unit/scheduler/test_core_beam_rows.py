@@ -43,8 +43,8 @@ def test_a_search_finds_what_it_would_find_without_blocks(width: int, num_prompt
     submit_search(world, width=width, num_prompt=num_prompt)
     world.submit(make_submission("other", [3] * 9, max_tokens=30, ignore_eos=True))
     finish(world)
-    assert world.num_searches == 1
-    assert (world.num_beam_copies > 0) == (width > 1)
+    assert world.counts["beam searches"] == 1
+    assert (world.counts["beam copies"] > 0) == (width > 1)
     ends = {end.request_id: end.final for end in world.ended}
     assert len(ends["s"].hypotheses) == width
     assert ends["s"].reason is FinishReason.LENGTH and ends["other"].reason is FinishReason.LENGTH
@@ -127,7 +127,7 @@ def test_a_preempted_search_begins_again_with_its_prompt() -> None:
     events = [event for event in world.events if event.kind is EventKind.PREEMPTED]
     assert events and {event.request_id for event in events} == {"s"}
     assert all(event.num_output_tokens == 0 for event in events)
-    assert world.num_searches == 1
+    assert world.counts["beam searches"] == 1
 
 
 def test_a_stop_says_nothing_to_a_search() -> None:
@@ -138,7 +138,7 @@ def test_a_stop_says_nothing_to_a_search() -> None:
     world.turn()
     assert world.core.stats().num_ignored_messages == 1
     finish(world)
-    assert world.num_searches == 1
+    assert world.counts["beam searches"] == 1
 
 
 @pytest.mark.parametrize("num_turns", range(1, 9))
@@ -177,7 +177,7 @@ def test_a_search_survives_a_restart_and_the_death_of_its_worker(num_turns: int)
     world.restart()
     world.join("w", 60)
     finish(world)
-    assert world.num_searches == 1
+    assert world.counts["beam searches"] == 1
 
 
 def searching_world() -> tuple[World, StepResult]:

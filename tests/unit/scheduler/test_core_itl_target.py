@@ -19,8 +19,7 @@ def stream_gaps(itl_target_s: float, rates: tuple[float, ...]) -> tuple[list[flo
         max_model_len=PROMPT + 2_000, max_num_batched_tokens=2_048, plan_ahead=1, itl_target_s=itl_target_s
     )
     world = World(config)
-    world.join("w", 3 * (PROMPT // config.block_size))
-    world.workers["w"].rates = rates
+    world.join("w", 3 * (PROMPT // config.block_size), rates=[rates])
     for number in range(NUM_STREAMS):
         prompt = [1 + number] * 4
         world.submit(make_submission(f"s{number}", prompt, max_tokens=1_500, min_tokens=1_500, ignore_eos=True))

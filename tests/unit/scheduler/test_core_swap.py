@@ -13,7 +13,8 @@ from services.scheduler.core.request import RequestState
 from services.scheduler.core.snapshot import restore, take_snapshot
 from shared.messages import CopyKind, FinishReason
 from tests.fakes.content_worker import reference_output
-from tests.fakes.scheduler_world import BLOCK_BYTES, World, make_submission
+from tests.fakes.drawn_rates import BLOCK_BYTES
+from tests.fakes.scheduler_world import World, make_submission
 
 
 def make_world(
@@ -27,7 +28,7 @@ def make_world(
     options: dict[str, Any] = {"max_model_len": 200, "block_size": 4, "plan_ahead": 1, "enable_prefix_caching": False}
     world = World(SchedulerConfig(**{**options, "preemption": Preemption.SWAP, **config}))
     for name in workers:
-        world.join(name, num_blocks, num_cpu_blocks, copy_rate)
+        world.join(name, num_blocks, num_cpu_blocks, rates=[(100.0, 0.0, 0.0, copy_rate)])
     return world
 
 

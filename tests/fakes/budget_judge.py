@@ -1,0 +1,31 @@
+"""Does the core keep to what workers measured: how long prompts may take beside decode rows, what a swap saves?"""
+
+from collections.abc import Iterable
+
+from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.cost_model import Preemption
+from services.scheduler.core.cpu_tier import SwappedOut
+from services.scheduler.core.lane import Lane
+from shared.messages import StepPlan
+from tests.fakes.drawn_rates import BLOCK_BYTES
+
+
+def judge_prefill(config: SchedulerConfig, lane: Lane, plan: StepPlan) -> bool:
+    """After the core decided on `plan`, by the rates that it had been told; True if time cut the prompts short."""
+    known = lane.rates
+    decoding = sum(0 < seat.first < plan.plan_id <= seat.last for seat in lane.seats.values()) + len(plan.beams)
+    decode_s = known.decode_base_s + decoding * known.decode_row_s
+    if not (config.itl_target_s and decoding and known.prefill and decode_s):
+        return False
+    bound = max(config.block_size, int((config.itl_target_s - decode_s) * known.prefill))
+    num_tokens = sum(size for _, size in plan.chunks)
+    assert num_tokens <= bound, "prompts take longer than a step may"
+    return num_tokens == bound < config.max_num_batched_tokens - decoding and bool(lane.prefill)
+
+
+def judge_cost(config: SchedulerConfig, lane: Lane, left: Iterable[SwappedOut]) -> None:
+    """Who was swapped out now would take longer to compute again, if that is how it is to be decided."""
+    for swapped in left if config.preemption is Preemption.AUTO else ():
+        assert lane.rates.prefill and lane.rates.copy, "a guess"
+        copying_s = 2 * len(swapped.slots) * BLOCK_BYTES / lane.rates.copy
+        assert copying_s < swapped.num_computed / lane.rates.prefill, "to compute it again would be faster"
