@@ -265,7 +265,7 @@ def test_a_window_stays_ahead_while_the_client_is_here(
 
 
 def test_others_wait_longer_than_a_gateway_whose_commands_hang(scene: Scene) -> None:
-    """While Redis is away a command hangs until its time-out, then a connection is made: only then windows are pushed."""
+    """While Redis is away a command hangs until its time-out, then one connects, and only then pushes windows."""
     pool = scene.gateway.state.engine.custody._client.connection_pool
     timeouts = pool.connection_kwargs["socket_timeout"] + pool.connection_kwargs["socket_connect_timeout"]
     assert timeouts + custody.TURN_S < custody.COMING_BACK_S
