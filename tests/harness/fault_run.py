@@ -4,8 +4,6 @@ import asyncio
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +16,7 @@ import httpx
 
 from benchmarks.report import Bar, Report, Row
 from services.cli.settings import load_settings
+from services.cli.state_dir import SERVICES
 from tests.harness.audit import Audit
 from tests.harness.chaos_plan import Fault
 from tests.harness.fault_model import TINY, FaultModel, prepare_model
@@ -124,13 +123,13 @@ class FaultRun:
         fault_dir.mkdir(parents=True)
         home = load_settings({}).home.expanduser()
         own = {"PAGEWIRE_FAULT_DIR": str(fault_dir), "PAGEWIRE_RECORD_TTL_S": RECORD_TTL_S, **variables}
-        own["PAGEWIRE_HOME"] = str(home)
         sizes = {"num_blocks": NUM_BLOCKS, "gateways": 2}
         chosen: dict[str, object] = {"model": self.model.model, "dtype": "float32", **sizes, **flags}
         with running_stack(folder, free_port(), home, own, workers=WORKERS, **chosen) as stack:
             pool = PoolState(stack)
             try:
-                scene = Scene(self, name, stack, pool, Injector(pool, fault_dir), own)
+                counts = {service: len(pool.children(service)) for service in SERVICES}
+                scene = Scene(self, name, stack, pool, Injector(pool, fault_dir), counts)
                 wait_for("all workers", lambda: pool.num_serving() == WORKERS, SETTLE_S)
                 self._references = self._references or references(stack, self.model)
                 scene.references = list(self._references)
@@ -177,29 +176,11 @@ class Scene:
     stack: Stack
     pool: PoolState
     injector: Injector
-    variables: Mapping[str, str]
-    """What the environment of its services has beside that of this process."""
+    num_processes: dict[str, int]
+    """Of each service, of a whole pool; Redis may be none of its own."""
     references: list[Reference] = field(default_factory=list)
     num_usage_before: int = 0
     """Of the references."""
-
-    @contextmanager
-    def second_scheduler(self) -> Iterator[None]:
-        """One more scheduler, which waits for the leader's lease."""
-        command = [sys.executable, "-m", "services.cli", "serve", "scheduler", "--name", "scheduler-1"]
-        command += ["--model", self.run.model.model, "--state-dir", str(self.stack.state_dir)]
-        log = self.stack.state_dir / "logs" / "scheduler-1.log"
-        environment = {**os.environ, **self.variables}
-        with (
-            log.open("wb") as output,
-            subprocess.Popen(command, stdout=output, stderr=output, env=environment) as process,
-        ):
-            try:
-                wait_for("the second scheduler", lambda: len(self.pool.schedulers()) == 2)
-                yield
-            finally:
-                process.terminate()
-                process.wait(30)
 
     def load(self, count: int, urls: Sequence[str] = ()) -> StreamLoad:
         """Streams at these gateways (none: at all), to be used as a context manager."""
@@ -220,10 +201,9 @@ class Scene:
         What was on its way when the fault came is over within `QUIET_S` and proves nothing.
         """
         since, flying = time.monotonic() + QUIET_S, load.in_flight
-        counts = {"gateway": len(self.stack.gateway_urls()), "scheduler": 1, "gpu_worker": WORKERS, "redis": 1}
 
         def is_whole() -> bool:
-            there = all(len(self.pool.children(service)) >= count for service, count in counts.items())
+            there = all(len(self.pool.children(name)) >= count for name, count in self.num_processes.items())
             return there and self.pool.num_serving() == WORKERS and self._gateways_live()
 
         def all_go_on() -> bool:

@@ -59,6 +59,13 @@ class Injector:
         found = wait_for(f"a {fault.kind.service}", lambda: self._pool.children(fault.kind.service))
         return found[fault.index % len(found)]
 
+    def _trigger(self, service: str, index: int) -> ChildState:
+        """A process whose death leads somebody into a window: of schedulers only the leader's does."""
+        if service == "scheduler":
+            return wait_for("a leader", self._pool.leading_child)
+        found = wait_for(f"a {service}", lambda: self._pool.children(service))
+        return found[index % len(found)]
+
     def end(self, child: ChildState, number: signal.Signals = signal.SIGKILL, seconds: float = 60.0) -> None:
         """Signal a process and see it go."""
         os.kill(child.pid, number)
@@ -85,8 +92,7 @@ class Injector:
         armed.rename(self._fault_dir / point)
         try:
             if service := TRIGGERS.get(point):
-                found = wait_for(f"a {service}", lambda: self._pool.children(service))
-                self.end(found[index % len(found)])
+                self.end(self._trigger(service, index))
             claimed = wait_for(f"a process at {point}", lambda: next(self._fault_dir.glob(f"{point}.*"), None), seconds)
         finally:
             (self._fault_dir / point).unlink(missing_ok=True)

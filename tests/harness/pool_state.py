@@ -11,7 +11,7 @@ import redis
 
 from services.cli.state_dir import SERVICES, ChildState, StateDir
 from shared.keys import Keys
-from shared.leases import decode_lease, read_members
+from shared.leases import decode_lease
 from shared.messages import Decoder, Lease, PoolStats, UsageRecord
 from shared.redis_client import RedisFailure, connect
 from shared.scripts import FenceState, read_fence
@@ -78,10 +78,15 @@ class PoolState:
         """Whoever leads, supervised or not."""
         return decode_lease(self.client.get(self.keys.leader_lease))  # type: ignore[arg-type]
 
-    def schedulers(self) -> list[Lease]:
-        """All that live, leading or not."""
-        leases = read_members(self.client, self.keys).values()
-        return [lease for lease in leases if lease is not None and lease.service == "scheduler"]
+    def leading_child(self) -> ChildState | None:
+        """The process of whoever leads."""
+        leader = self.leader()
+        return next((c for c in self.children("scheduler") if leader and c.pid == leader.pid), None)
+
+    def refused_writes(self, writer: str) -> int:
+        """Late writes that the fence has refused so far: `tick` of leaders, `step` of workers."""
+        fields: dict[bytes, bytes] = self.client.hgetall(self.keys.fence)  # type: ignore[assignment]
+        return sum(int(count) for name, count in fields.items() if name.decode().startswith(f"refused:{writer}"))
 
     def num_serving(self) -> int:
         """Workers that the leader has."""

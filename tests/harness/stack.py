@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -153,11 +152,6 @@ class Stack:
     def num_log_lines(self) -> int:
         """Lines that all processes have logged so far."""
         return sum(len(log.read_bytes().splitlines()) for log in (self.state_dir / "logs").iterdir())
-
-    def count_logged(self, pattern: re.Pattern[str]) -> int:
-        """How often all processes have logged this so far."""
-        logs = (self.state_dir / "logs").iterdir()
-        return sum(len(pattern.findall(log.read_text(errors="replace"))) for log in logs)
 
     def wait_idle(self, seconds: float = 30.0) -> None:
         """Until the leader says twice, further apart than it refreshes its gauges, that nothing runs or waits."""

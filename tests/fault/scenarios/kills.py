@@ -18,7 +18,7 @@ def random_kills(run: FaultRun) -> None:
 
 def windows(run: FaultRun) -> None:
     """Each named window, several times."""
-    strike_all(run, "windows", dict.fromkeys(WINDOWS, run.options.windows))
+    strike_all(run, "windows", dict.fromkeys(WINDOWS, run.options.windows), schedulers=2)
 
 
 def sampling(run: FaultRun) -> None:
@@ -28,9 +28,9 @@ def sampling(run: FaultRun) -> None:
         _strike(scene, {FaultKind(Action.KILL, "gpu_worker"): run.options.repeats})
 
 
-def strike_all(run: FaultRun, name: str, wanted: Mapping[FaultKind, int]) -> None:
+def strike_all(run: FaultRun, name: str, wanted: Mapping[FaultKind, int], **flags: object) -> None:
     """These faults, in an order and at moments that the seed decides, one after another on one stack."""
-    with run.scene(name, **SMALL_POOL) as scene:
+    with run.scene(name, **SMALL_POOL, **flags) as scene:
         _strike(scene, wanted)
 
 

@@ -1,7 +1,6 @@
 """Processes that stand still for longer than their lease and go on: what they still write is refused, and counted."""
 
 import random
-import re
 import signal
 import time
 from dataclasses import dataclass
@@ -22,8 +21,8 @@ class _Victim:
 
     point: FaultPoint
     """Where it stands right before it writes."""
-    refusal: re.Pattern[str]
-    """What it logs when a late write was refused."""
+    writer: str
+    """As the fence counts its late writes."""
     is_leader: bool
 
     def pid(self, scene: Scene, place: int) -> int:
@@ -38,8 +37,8 @@ class _Victim:
         return fence.epoch if self.is_leader else sum(worker.incarnation for worker in fence.workers.values())
 
 
-_WORKER = _Victim(FaultPoint.STEP_COMPUTED, re.compile(r"step \d+ refused: incarnation \d+ is fenced"), False)
-_LEADER = _Victim(FaultPoint.TICK_DECIDED, re.compile(r"leadership_lost.*epoch \d+ is stale"), True)
+_WORKER = _Victim(FaultPoint.STEP_COMPUTED, "step", False)
+_LEADER = _Victim(FaultPoint.TICK_DECIDED, "tick", True)
 
 
 def worker_pause(run: FaultRun) -> None:
@@ -49,8 +48,8 @@ def worker_pause(run: FaultRun) -> None:
 
 
 def leader_pause(run: FaultRun) -> None:
-    """The same for the leader, every second time right before it commits; a second scheduler takes over meanwhile."""
-    with run.scene("leader-pause") as scene, scene.second_scheduler():
+    """The same for the leader, every second time right before it commits; a standby takes over meanwhile."""
+    with run.scene("leader-pause", schedulers=2) as scene:
         _pause(scene, _LEADER)
 
 
@@ -64,13 +63,13 @@ def _pause(scene: Scene, victim: _Victim) -> None:
             _pause_once(scene, victim, place, rng.uniform(SHORTEST_PAUSE_S, LONGEST_PAUSE_S))
             scene.settle(load)
     audit = scene.audit(load)
-    num_refused = scene.stack.count_logged(victim.refusal)
+    num_refused = scene.pool.refused_writes(victim.writer)
     scene.run.add_audit(scene.name, audit, faults=options.repeats, late_writes_refused=num_refused)
 
 
 def _pause_once(scene: Scene, victim: _Victim, place: int, seconds: float) -> None:
     """Odd places: in the window, where the late write must be refused."""
-    generation, refused = victim.generation(scene), scene.stack.count_logged(victim.refusal)
+    generation, refused = victim.generation(scene), scene.pool.refused_writes(victim.writer)
     if place % 2:
         _, pid = scene.injector.in_window(victim.point, signal.SIGSTOP)
         process = psutil.Process(pid)
@@ -85,4 +84,4 @@ def _pause_once(scene: Scene, victim: _Victim, place: int, seconds: float) -> No
     finally:
         process.resume()
     if place % 2:
-        wait_for("the refusal", lambda: scene.stack.count_logged(victim.refusal) > refused)
+        wait_for("the refusal", lambda: scene.pool.refused_writes(victim.writer) > refused)

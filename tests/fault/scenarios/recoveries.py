@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 
 import psutil
 
-from services.cli.settings import Settings
 from services.cli.state_dir import ChildState
 from tests.harness.fault_run import WORKERS, FaultRun, Recovery, Scene
 from tests.harness.pool_state import wait_for
@@ -28,12 +27,8 @@ def worker_lease(run: FaultRun) -> None:
 
 
 def scheduler_kill(run: FaultRun) -> None:
-    """The leader dies: with `--schedulers 2` a standby goes on, else the next process restarts from the snapshot."""
-    if "schedulers" in Settings.model_fields:
-        _measure(run, Recovery("scheduler-kill", limit_s=STANDBY_LIMIT_S), _kill_leader, schedulers=2)
-    else:
-        run.report.lacks("scheduler-kill with a standby: `pagewire up` has no --schedulers")
-        _measure(run, Recovery("scheduler-kill"), _kill_leader)
+    """The leader dies, and a standby goes on."""
+    _measure(run, Recovery("scheduler-kill", limit_s=STANDBY_LIMIT_S), _kill_leader, schedulers=2)
 
 
 def gateway_resume(run: FaultRun) -> None:
@@ -100,6 +95,6 @@ def _incarnation(scene: Scene, worker: str) -> int:
 
 
 def _kill_leader(scene: Scene, _: int) -> None:
-    epoch, leader = scene.pool.fence().epoch, wait_for("a leader", scene.pool.leader)
-    scene.injector.end(next(c for c in scene.pool.children("scheduler") if c.pid == leader.pid))
+    epoch = scene.pool.fence().epoch
+    scene.injector.end(wait_for("a leader", scene.pool.leading_child))
     wait_for("another leader", lambda: scene.pool.fence().epoch > epoch)
