@@ -110,8 +110,10 @@ def _audit_losses(scene: Scene, load: StreamLoad) -> Audit:
 
 
 def _broke_off(outcome: Outcome) -> bool:
-    is_clear = outcome.error.startswith("ServerError") and not outcome.reasons
-    return is_clear and outcome.reference.text.startswith(outcome.text)
+    """One error, and no wrong or doubled token before it. An end may have been told before its usage was known."""
+    wanted, is_whole = outcome.reference.text, outcome.text == outcome.reference.text
+    is_sound = wanted.startswith(outcome.text) and outcome.reasons == (["length"] if is_whole else [])
+    return outcome.error.startswith("ServerError") and (is_sound or (is_whole and not outcome.reasons))
 
 
 def _pids(scene: Scene) -> list[int]:
