@@ -77,7 +77,7 @@ struct Codes {
 };
 
 // c[row][column] (stride PANEL) += the product of the codes of one panel, with the scales of the activations.
-template <int ROWS>
+template <int ROWS, bool IS_FAR>
 void code_tile(const Codes& x, const float* words, float* c, Ahead ahead) {
     const int64_t groups = x.groups, stride = x.stride, lines = ahead.lines / groups + 1;
     const CodeWords::Code* codes = x.codes;
@@ -87,11 +87,11 @@ void code_tile(const Codes& x, const float* words, float* c, Ahead ahead) {
         CodeWords::Acc acc[ROWS][PANEL_VECTORS];
         for (int r = 0; r < ROWS; ++r)
             for (int v = 0; v < PANEL_VECTORS; ++v) acc[r][v] = CodeWords::start(starts[r]);
-        if (ROWS > FEW_ROWS)
+        if (IS_FAR)
             for (int64_t i = 0; i < lines; ++i, ahead.at += LINE) __builtin_prefetch(ahead.at, 0, 2);
         const float* const end = words + WORDS_PER_GROUP * PANEL;
         do {
-            if (ROWS <= FEW_ROWS)
+            if (!IS_FAR)
                 for (int v = 0; v < PANEL_VECTORS; ++v) __builtin_prefetch(words + NEAR + v * LANES, 0, 3);
             for (int i = 0; i < UNROLLED; ++i, words += PANEL, codes += CODES_PER_WORD)
                 CodeWords::add<ROWS>(codes, stride, words, acc);
@@ -113,8 +113,10 @@ Codes encode(const LinearInput& x, int64_t k);
 
 template <int ROWS = TILE_ROWS>
 void code_tile_of(int rows, const Codes& x, const float* words, float* c, Ahead ahead) {
-    if (rows == ROWS)
-        code_tile<ROWS>(x, words, c, ahead);
+    if (rows == ROWS && ahead.is_far())
+        code_tile<ROWS, true>(x, words, c, ahead);
+    else if (rows == ROWS)
+        code_tile<ROWS, false>(x, words, c, ahead);
     else if constexpr (ROWS > 1)
         code_tile_of<ROWS - 1>(rows, x, words, c, ahead);
 }

@@ -16,6 +16,7 @@ namespace {
 constexpr int64_t ROW_BLOCK = 96;  // rows of a chunk: their activations stay in the second-level cache
 constexpr int64_t K_BLOCK = 1024;  // of k: what a panel holds of it stays there, too
 constexpr int64_t CHUNKS_PER_THREAD = 32;
+constexpr int64_t STREAMS_PER_THREAD = 4;  // chunks of few rows: long runs of memory, which are read without a pause
 
 struct Chunk {
     int64_t row, rows, panel, panels;
@@ -24,6 +25,7 @@ struct Chunk {
 
 // The part of `next`, a panel of `bytes`, that one of `tiles` tiles asks for.
 Ahead part_of(const float* next, int64_t bytes, int64_t tile, int64_t tiles) {
+    if (tiles == 1) return {next, 0};
     const int64_t lines = (bytes / 64 + tiles - 1) / tiles;
     return {next + tile * lines * LINE, lines};
 }
@@ -142,7 +144,8 @@ struct Cut {
     int64_t rows, panels, row_blocks, panels_per_chunk, chunks_per_block;
 
     Cut(int64_t rows, int64_t panels) : rows(rows), panels(panels), row_blocks((rows + ROW_BLOCK - 1) / ROW_BLOCK) {
-        const int64_t wanted = std::max<int64_t>(1, CHUNKS_PER_THREAD * num_threads() / row_blocks);
+        const int64_t per_thread = rows <= TILE_ROWS ? STREAMS_PER_THREAD : CHUNKS_PER_THREAD;
+        const int64_t wanted = std::max<int64_t>(1, per_thread * num_threads() / row_blocks);
         panels_per_chunk = (panels + wanted - 1) / wanted;
         chunks_per_block = (panels + panels_per_chunk - 1) / panels_per_chunk;
     }

@@ -40,20 +40,21 @@ struct PairWords {
     static PW_INLINE F32 add(F32 x, F32 w, F32 acc) { return dot_pairs(x, w, acc); }
 };
 
-// Memory that will be needed next: each tile asks for `lines` lines of it in the course of its work, so that it is in the
-// second-level cache by then. A tile of few rows needs what it reads too soon for that: it looks a little ahead itself.
+// Memory that will be needed next: each tile of a panel asks for `lines` lines of it in the course of its work, so that it
+// is in the second-level cache by then. A panel's only tile needs what it reads too soon for that: it has no lines to ask
+// for, and looks a little ahead in its own panel.
 struct Ahead {
     const float* at;
     int64_t lines;
+    bool is_far() const { return lines > 0; }
 };
 
-constexpr int FEW_ROWS = 4;
 constexpr int64_t BURST = 4;                      // words of a column between two requests
-constexpr int NEAR = 16 * PANEL;                  // how far a tile of few rows looks ahead
+constexpr int NEAR = 16 * PANEL;                  // how far an only tile looks ahead
 constexpr int LINE = 64 / int(sizeof(float));     // of a cache, in floats
 
 // c[row][column] (stride PANEL) += x[row] . panel over `groups` >= 1 words of k.
-template <class Words, int ROWS>
+template <class Words, int ROWS, bool IS_FAR>
 void tile(const typename Words::Input* x, int64_t stride, const float* words, int64_t groups, float* c, Ahead ahead) {
     F32 acc[ROWS][PANEL_VECTORS];
     for (int r = 0; r < ROWS; ++r)
@@ -62,13 +63,13 @@ void tile(const typename Words::Input* x, int64_t stride, const float* words, in
     const float* const end = words + groups * PANEL;
     do {
         const float* const stop = words + BURST * PANEL < end ? words + BURST * PANEL : end;
-        if (ROWS > FEW_ROWS)
+        if (IS_FAR)
             for (int64_t i = 0; i < lines; ++i, ahead.at += LINE) __builtin_prefetch(ahead.at, 0, 2);
         do {
             F32 raw[PANEL_VECTORS];
             for (int v = 0; v < PANEL_VECTORS; ++v) {
                 raw[v] = load(words + v * LANES);
-                if (ROWS <= FEW_ROWS) __builtin_prefetch(words + NEAR + v * LANES, 0, 3);
+                if (!IS_FAR) __builtin_prefetch(words + NEAR + v * LANES, 0, 3);
             }
             for (int pass = 0; pass < Words::PASSES; ++pass) {
                 F32 w[PANEL_VECTORS];
@@ -90,8 +91,10 @@ void tile(const typename Words::Input* x, int64_t stride, const float* words, in
 template <class Words, int ROWS = TILE_ROWS>
 void tile_of(int rows, const typename Words::Input* x, int64_t stride, const float* words, int64_t groups, float* c,
              Ahead ahead) {
-    if (rows == ROWS)
-        tile<Words, ROWS>(x, stride, words, groups, c, ahead);
+    if (rows == ROWS && ahead.is_far())
+        tile<Words, ROWS, true>(x, stride, words, groups, c, ahead);
+    else if (rows == ROWS)
+        tile<Words, ROWS, false>(x, stride, words, groups, c, ahead);
     else if constexpr (ROWS > 1)
         tile_of<Words, ROWS - 1>(rows, x, stride, words, groups, c, ahead);
 }
