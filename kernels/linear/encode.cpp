@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <vector>
 
@@ -13,26 +14,24 @@ constexpr float LARGEST_CODE = 127;
 constexpr float SMALLEST = 1e-30f;  // 127 / a smaller number may overflow: such a group is 0
 constexpr int VECTORS = CODE_GROUP / LANES;
 
-// One group: codes, their scale and what products with it start at. A number that is not finite makes the sum of codes
-// NaN, hence the scale, hence the result.
+// One group: codes, their scale and what products with it start at. A number that is not finite makes the scale NaN,
+// hence the result.
 template <class T>
 void encode_group(const T* x, CodeWords::Code* codes, float* scale, int32_t* start) {
-    F32 values[VECTORS], size = zero();
+    F32 values[VECTORS], size = zero(), total = zero();
     for (int v = 0; v < VECTORS; ++v) {
         values[v] = load(x + v * LANES);
-        size = max(size, max(values[v], zero() - values[v]));
+        const F32 absolute = max(values[v], zero() - values[v]);
+        size = max(size, absolute);
+        total = total + absolute;
     }
     const float largest = max(size);
-    const F32 inverse = set1(largest < SMALLEST ? 0 : LARGEST_CODE / largest);
-    F32 total = zero();
-    for (int v = 0; v < VECTORS; ++v) {
-        const F32 rounded = round(values[v] * inverse);
-        CodeWords::store_codes(codes + v * LANES, rounded);
-        total = total + rounded;
-    }
-    const float code_sum = sum(total);
-    *scale = largest / LARGEST_CODE + 0 * code_sum;
-    *start = std::isnan(code_sum) ? 0 : -CodeWords::OFFSET * int32_t(code_sum);
+    const bool is_finite = !any_above(total, FLT_MAX);
+    const F32 inverse = set1(largest < SMALLEST || !is_finite ? 0 : LARGEST_CODE / largest);
+    CodeWords::Acc sum = CodeWords::start(0);
+    for (int v = 0; v < VECTORS; ++v) CodeWords::store_codes(codes + v * LANES, values[v] * inverse, sum);
+    *scale = is_finite ? largest / LARGEST_CODE : NAN;
+    *start = is_finite ? CodeWords::first(sum) : 0;
 }
 
 struct Room {

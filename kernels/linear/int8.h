@@ -23,7 +23,14 @@ struct CodeWords {
     using Code = int8_t;
     using Acc = __m512i;
     static constexpr int OFFSET = 128;
-    static PW_INLINE void store_codes(Code* to, F32 codes) { store_i8(to, codes); }
+    // Stores numbers of at most 127, rounded, and adds them to `sum`.
+    static PW_INLINE void store_codes(Code* to, F32 numbers, Acc& sum) {
+        const __m512i codes = _mm512_cvtps_epi32(numbers);
+        sum = _mm512_add_epi32(sum, codes);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtsepi32_epi8(codes));
+    }
+    // What a group starts at, by the sum of its codes.
+    static PW_INLINE int32_t first(Acc sum) { return -OFFSET * _mm512_reduce_add_epi32(sum); }
     static PW_INLINE Acc start(int32_t first) { return _mm512_set1_epi32(first); }
     static PW_INLINE F32 value(Acc acc) { return _mm512_cvtepi32_ps(acc); }
     template <int ROWS>
@@ -46,7 +53,8 @@ struct CodeWords {
     using Code = float;
     using Acc = F32;
     static constexpr int OFFSET = 0;
-    static PW_INLINE void store_codes(Code* to, F32 codes) { store(to, codes); }
+    static PW_INLINE void store_codes(Code* to, F32 numbers, Acc&) { store(to, round(numbers)); }
+    static PW_INLINE int32_t first(Acc) { return 0; }
     static PW_INLINE Acc start(int32_t) { return zero(); }
     static PW_INLINE F32 value(Acc acc) { return acc; }
     template <int ROWS>
@@ -71,8 +79,10 @@ struct Codes {
     const int32_t* starts;  // [groups][rows]
     int64_t stride, groups, rows;
 
-    Codes from(int64_t row) const {
-        return {codes + row * stride, scales + row, starts + row, stride, groups, rows};
+    // `count` groups from `group` on, of the rows from `row` on.
+    Codes part(int64_t row, int64_t group, int64_t count) const {
+        const int64_t at = group * rows + row;
+        return {codes + row * stride + group * CODE_GROUP, scales + at, starts + at, stride, count, rows};
     }
 };
 

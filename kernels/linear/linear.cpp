@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/gated/gated.h"
@@ -15,6 +16,8 @@ namespace {
 
 constexpr int64_t ROW_BLOCK = 96;  // rows of a chunk: their activations stay in the second-level cache
 constexpr int64_t K_BLOCK = 1024;  // of k: what a panel holds of it stays there, too
+constexpr int64_t ROWS_AHEAD = TILE_ROWS;  // of results, whose lines are asked for before they are written
+constexpr int64_t GROUPS_AT_ONCE = 10;  // of int8: a panel of them stays in the first-level cache
 constexpr int64_t CHUNKS_PER_THREAD = 32;
 constexpr int64_t STREAMS_PER_THREAD = 4;  // chunks of few rows: long runs of memory, which are read without a pause
 
@@ -53,9 +56,14 @@ void multiply(const typename Words::Input* x, int64_t stride, const Chunk& chunk
 
 // The same for int8.
 void multiply_codes(const Codes& x, const Chunk& chunk, const float* words, const float* next, float* c) {
-    for_tiles(chunk, next, x.groups * CODE_GROUP * PANEL, [&](int rows, int64_t row, Ahead ahead) {
-        code_tile_of(rows, x.from(row), words, c + row * PANEL, ahead);
-    });
+    const int64_t blocks = chunk.rows <= TILE_ROWS ? 1 : (x.groups + GROUPS_AT_ONCE - 1) / GROUPS_AT_ONCE;
+    const int64_t block = (x.groups + blocks - 1) / blocks;
+    for (int64_t group = 0; group < x.groups; group += block) {
+        const int64_t count = std::min(block, x.groups - group), at = group * WORDS_PER_GROUP * PANEL;
+        for_tiles(chunk, next + at, count * CODE_GROUP * PANEL, [&](int rows, int64_t row, Ahead ahead) {
+            code_tile_of(rows, x.part(chunk.row + row, group, count), words + at, c + row * PANEL, ahead);
+        });
+    }
 }
 
 PW_INLINE F32 capped(F32 x, float soft_cap) {
@@ -72,22 +80,35 @@ struct Store {
         return static_cast<T*>(out.data) + (chunk.row + r) * out.stride + panel * PANEL;
     }
 
-    // Asks for the lines that will be written.
+    // Asks for the lines that will be written first.
     void prepare(const Chunk& chunk, int64_t panel) const {
-        for (int64_t r = 0; r < chunk.rows; ++r)
-            for (int at = 0; at < PANEL; at += 64 / int(sizeof(T))) __builtin_prefetch(place(chunk, r, panel) + at, 1);
+        for (int64_t r = 0; r < std::min(chunk.rows, ROWS_AHEAD); ++r) ask_for(place(chunk, r, panel));
+    }
+
+    static PW_INLINE void ask_for(const T* to) {
+        for (int at = 0; at < PANEL; at += 64 / int(sizeof(T))) __builtin_prefetch(to + at, 1);
     }
 
     void operator()(const Chunk& chunk, int64_t panel, const float* c, const float* gated) const {
-        for (int64_t r = 0; r < chunk.rows; ++r)
-            row(place(chunk, r, panel), panel * PANEL, c + r * PANEL, gated ? gated + r * PANEL : nullptr);
+        const int64_t column = panel * PANEL;
+        const auto rows = [&](auto is_full) {
+            for (int64_t r = 0; r < chunk.rows; ++r) {
+                if (r + ROWS_AHEAD < chunk.rows) ask_for(place(chunk, r + ROWS_AHEAD, panel));
+                row<is_full.value>(place(chunk, r, panel), column, c + r * PANEL, gated ? gated + r * PANEL : nullptr);
+            }
+        };
+        if (column + PANEL <= weight.columns())
+            rows(std::true_type());
+        else
+            rows(std::false_type());
     }
 
-    void row(T* to, int64_t column, const float* c, const float* gated) const {
-        const int columns = int(std::min<int64_t>(PANEL, weight.columns() - column));
+    template <bool IS_FULL>
+    PW_INLINE void row(T* to, int64_t column, const float* c, const float* gated) const {
+        const int columns = IS_FULL ? PANEL : int(weight.columns() - column);
         const int64_t other = column + weight.columns();  // the gated partner's place in scales and bias
         for (int at = 0; at < columns; at += LANES) {
-            const int n = columns - at;
+            const int n = IS_FULL ? LANES : columns - at;
             F32 value = scaled(load(c + at), column + at, n);
             if (gated) {
                 const F32 rest = scaled(load(gated + at), other + at, n);
@@ -187,9 +208,8 @@ void run_words(const PackedWeight& weight, const LinearInput& x, const Chunk& ch
 
 template <class Finish>
 void run_codes(const PackedWeight& weight, const Codes& codes, const Chunk& chunk, const Finish& finish) {
-    const Codes rows = codes.from(chunk.row);
     const auto multiply_panel = [&](const float* words, const float* next, float* c) {
-        multiply_codes(rows, chunk, words, next, c);
+        multiply_codes(codes, chunk, words, next, c);
     };
     run_chunk(weight, chunk, multiply_panel, finish);
 }

@@ -141,7 +141,7 @@ def test_int8_has_the_same_bits_at_every_level() -> None:
 
 def test_int8_keeps_zeros_and_shows_what_is_not_finite(native: Library) -> None:
     x = random(5, 128)
-    x[1], x[2, 70], x[3, 3] = 0.0, torch.nan, torch.inf
+    x[1], x[2, 70], x[3, 3], x[4] = 0.0, torch.nan, torch.inf, x[4] * 1e30
     out = NativeLinear(native, random(60, 128), is_int8=True)(x)
     assert (out[1] == 0).all()
     assert out[2].isnan().all() and out[3].isnan().all()
