@@ -156,7 +156,7 @@ class Engine:
         self._await_device()
         seconds = self._clock() - started - copying
         self.profile.observe(Part.STEP, seconds)
-        self._rates.record(inputs.num_chunked, inputs.num_single, seconds)
+        self._rates.record(inputs.num_chunked, inputs.num_single, seconds, inputs.num_pairs)
         return self._result(plan, outcome, left)
 
     def _drop(self, rows: tuple[int, ...]) -> tuple[int, ...]:

@@ -28,6 +28,8 @@ class StepInputs:
     """Rows that compute one token because they decode or are beams."""
     num_chunked: int
     """Tokens of chunks."""
+    num_pairs: int
+    """Tokens that each of them attends to, itself included, summed up."""
     written_slots: IntArray
     """Slots of the cache that the pass writes to."""
 
@@ -57,7 +59,8 @@ def build_inputs(
         sample_at=_sample_at(len(single), sizes, completes, device) if len(rows) else None,
     )
     sampled = np.concatenate((single, rows[completes]))
-    return StepInputs(forward, sampled, rows[completes], len(single), int(sizes.sum()), slots)
+    num_pairs = int(positions[len(single) :].sum()) + int(sizes.sum())
+    return StepInputs(forward, sampled, rows[completes], len(single), int(sizes.sum()), num_pairs, slots)
 
 
 def _columns(chunks: tuple[tuple[int, int], ...]) -> tuple[IntArray, IntArray]:

@@ -19,8 +19,11 @@ class Preemption(StrEnum):
     """Whichever takes less time, by the rates that the worker measured."""
 
 
-def swap_is_cheaper(*, num_tokens: int, num_blocks: int, block_bytes: int, rates: Rates) -> bool:
-    """Whether `num_tokens` take longer to compute again than `num_blocks` to copy out and in. False if not known."""
+def swap_is_cheaper(*, num_tokens: int, num_blocks: int, block_bytes: int, rates: Rates, num_before: int = 0) -> bool:
+    """Whether `num_tokens` behind `num_before` others take longer to compute again than `num_blocks` to copy twice.
+
+    False if not known.
+    """
     if not (rates.prefill and rates.copy and block_bytes):
         return False
-    return 2 * num_blocks * block_bytes / rates.copy < num_tokens / rates.prefill
+    return 2 * num_blocks * block_bytes / rates.copy < rates.prefill_s(num_tokens, num_before)

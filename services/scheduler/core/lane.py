@@ -110,7 +110,8 @@ class Lane:
         """Seconds that the worker needs for the oldest plan in flight, by its own rates; None if they are not known."""
         plan, rates = self.in_flight[0], self.rates
         num_bytes = plan.num_copied * self.block_bytes
-        return rates.step_s(plan.num_yields + len(plan.searches), plan.num_prefill, num_bytes)
+        deepest = max((computed for _, computed in plan.chunks), default=0)
+        return rates.step_s(plan.num_yields + len(plan.searches), plan.num_prefill, num_bytes, deepest)
 
     def holds(self, request: Request) -> bool:
         """Whether the request fits when nothing else is here."""

@@ -79,11 +79,15 @@ def _lacks_blocks(lane: Lane) -> bool:
 def _prefill_budget(core: "SchedulerCore", lane: Lane, num_single: int) -> int:
     """Tokens that the lane's next plan may prefill beside `num_single` rows that compute one token.
 
-    However slow those are, a block's worth: prompts must go on.
+    However slow those are, a block's worth: prompts must go on. All tokens are reckoned as if they came behind the
+    longest of the half-computed prompts.
     """
     config = core.config
     room = config.max_num_batched_tokens - num_single
-    bound = prefill_tokens_within(config.itl_target_s, num_single, lane.rates)
+    if not config.itl_target_s:
+        return room
+    num_before = max((seat.computed for seat in lane.prefill.values()), default=0)
+    bound = prefill_tokens_within(config.itl_target_s, num_single, lane.rates, num_before)
     return room if bound is None else min(room, max(config.block_size, bound))
 
 

@@ -44,9 +44,11 @@ def _is_chosen(lane: Lane, seat: Seat, num_computed: int, num_blocks: int) -> bo
     if lane.config.preemption is not Preemption.AUTO:
         return lane.config.preemption is Preemption.SWAP
     kept = seat.blocks[: seat.num_kept]
-    num_shared = sum(1 for _ in takewhile(lambda block_id: lane.pool.references(block_id) > 1, kept))
+    num_kept = sum(1 for _ in takewhile(lambda block_id: lane.pool.references(block_id) > 1, kept))
+    num_shared = num_kept * lane.config.block_size
     return swap_is_cheaper(
-        num_tokens=num_computed - num_shared * lane.config.block_size,
+        num_tokens=num_computed - num_shared,
+        num_before=num_shared,
         num_blocks=num_blocks,
         block_bytes=lane.block_bytes,
         rates=lane.rates,

@@ -63,9 +63,11 @@ class LatencyModel:
         )
 
     @property
-    def rates(self) -> tuple[float, float, float, float]:
-        """As a worker measures them: prefill tokens/s, seconds of a decode step and of each row, copy bytes/s."""
-        return _inverse(self.prefill_token_s), self.base_s, self.decode_row_s, self.copy_bytes_per_s
+    def rates(self) -> tuple[float, float, float, float, float]:
+        """As a worker measures them: prefill tokens/s, seconds of a decode step and of each row, copy bytes/s, seconds
+        of prefill per token and context token."""
+        prefill = _inverse(self.prefill_token_s)
+        return prefill, self.base_s, self.decode_row_s, self.copy_bytes_per_s, self.context_token_s
 
 
 def _inverse(duration_s: float) -> float:

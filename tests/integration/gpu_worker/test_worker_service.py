@@ -57,7 +57,7 @@ def test_every_plan_is_answered_once_and_in_order(leader: "Leader", run_worker: 
     results = leader.await_results(incarnation, 8)
     assert ids(results) == list(range(1, 9))
     assert results[0].joined == ((0, "r", 0),)
-    prefill, decode_base_s, decode_row_s, copy = results[0].rates
+    prefill, decode_base_s, decode_row_s, copy, _ = results[0].rates
     assert min(prefill, decode_base_s + decode_row_s, copy) > 0, "measured before the first plan came"
     assert len(tokens_of(results)) == 6, "the row ended at max_tokens; plans that came after yield nothing"
     assert [result.step_id for result in results if result.ended] == [6]

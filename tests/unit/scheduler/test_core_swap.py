@@ -196,12 +196,15 @@ def test_swap_pays_if_copying_twice_is_faster_than_computing() -> None:
     assert not swap_is_cheaper(num_tokens=100, num_blocks=7, block_bytes=7500, rates=rates)
     assert not swap_is_cheaper(num_tokens=100, num_blocks=7, block_bytes=0, rates=rates)
     assert not swap_is_cheaper(num_tokens=100, num_blocks=7, block_bytes=1, rates=Rates(prefill=1000.0))
+    with_context = rates._replace(pair_s=1e-6)  # 100 tokens behind 1,000 others take 105 ms more
+    assert swap_is_cheaper(num_tokens=100, num_before=1000, num_blocks=7, block_bytes=14500, rates=with_context)
+    assert not swap_is_cheaper(num_tokens=100, num_before=1000, num_blocks=7, block_bytes=15000, rates=with_context)
 
 
 def test_a_rate_that_is_not_told_stays_as_it_was() -> None:
     known = newest_rates(Rates(), (1.0, 2.0, 3.0, 4.0))
-    assert newest_rates(known, (5.0, 0.0, 0.0, 0.0)) == (5.0, 2.0, 3.0, 4.0)
-    assert newest_rates(known, (0.0, 6.0, 0.0, 0.0)) == (1.0, 6.0, 0.0, 4.0), "base and row are one line"
+    assert newest_rates(known, (5.0, 0.0, 0.0, 0.0)) == Rates(5.0, 2.0, 3.0, 4.0)
+    assert newest_rates(known, (0.0, 6.0, 0.0, 0.0)) == Rates(1.0, 6.0, 0.0, 4.0), "base and row are one line"
     assert newest_rates(known, (float("nan"), 1.0, 1.0, 1.0)) == known
 
 

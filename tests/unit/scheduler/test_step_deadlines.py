@@ -49,6 +49,14 @@ def test_the_deadline_follows_from_the_plans_size_and_the_workers_rates() -> Non
     assert large.overdue_after(84.0) == [] and large.overdue_after(0.5) == [ONE]
 
 
+def test_a_step_deep_in_a_long_prompt_may_take_longer() -> None:
+    """What a worker tells of its prefill is without context, which can be most of a step."""
+    watched = Watched(prompt=500)
+    watched.lane.rates = Rates(prefill=100.0, decode_base_s=0.1, pair_s=1e-3)
+    expected = 0.1 + 500 / 100 + 1e-3 * 500 * 500 / 2
+    assert watched.deadlines.deadline_s(watched.lane) >= FLOOR_S + FACTOR * expected
+
+
 def test_any_result_begins_a_new_deadline() -> None:
     watched = Watched()
     watched.lane.rates = Rates(prefill=1e6, decode_base_s=1e-6)
