@@ -63,7 +63,7 @@ bench: model ## load over HTTP at 1, 8, 32 and 64 streams; fails under 100 outpu
 bench-scheduler: $(STAMP) ## the scheduler: a step, an admission, the leader's turn with Redis, 64 workers; fails if a bar is missed
 	$(BIN)/python -m benchmarks.scheduler_step $(ARGS)
 
-bench-kv: model ## the KV cache: memory, hits, allocation, swap or recompute, int8; fails at 4 % waste
+bench-kv: model ## what each mechanism of scheduler and KV cache is worth; fails if a bar is missed
 	$(BIN)/python -m benchmarks.kv_cache $(ARGS)
 
 bench-engine: model ## the worker's engine: a step and its parts; in-process against HTTP + Redis; fails if a bar is missed

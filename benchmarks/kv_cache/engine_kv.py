@@ -15,20 +15,31 @@ import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
 
+from benchmarks.kv_cache.in_process import BLOCK_SIZE, served_dtype
 from benchmarks.report import Value
 from kernels.paged_attention.api import prepare
 from services.gpu_worker.cache.host_pool import HostPool, allocate_pool, pool_bytes_per_block
 from services.gpu_worker.cache.kv_cache import KVCache
 from services.gpu_worker.models.model import ForwardInputs, Model
+from services.scheduler.core.cost_model import swap_is_cheaper
+from services.scheduler.core.rates import Rates
 
-BLOCK_SIZE = 16
 IntArray = npt.NDArray[np.int64]
 TEXT = Path(__file__).with_name("text.txt")
+SWAPS = {"swap": "auto", "swap, int8": "int8"}
+"""Kinds of host pool, and their dtype."""
+MOST_RECKONED = 8192
+"""Tokens."""
 
 
 def tokens_of(folder: Path) -> list[int]:
     """The text as the model reads it."""
     return list(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(TEXT.read_text(encoding="utf-8")).ids)
+
+
+def num_blocks_of(num_tokens: int) -> int:
+    """Blocks that hold so many tokens."""
+    return -(-num_tokens // BLOCK_SIZE)
 
 
 class Bench:
@@ -39,7 +50,7 @@ class Bench:
     ) -> None:
         """`kv_dtype`: of the cache; the model's if absent."""
         self.model = model
-        self.blocks_each = -(-max_tokens // BLOCK_SIZE)
+        self.blocks_each = num_blocks_of(max_tokens)
         num_blocks = num_requests * self.blocks_each
         self.cache = KVCache.allocate(model.config, num_blocks, BLOCK_SIZE, kv_dtype or model.dtype, model.device)
         self.cache.data.zero_()
@@ -61,7 +72,7 @@ class Bench:
 
     def pairs(self, request: int, num_tokens: int) -> IntArray:
         """The request's blocks and as many blocks of a pool, from 0 on."""
-        blocks = np.arange(-(-num_tokens // BLOCK_SIZE))
+        blocks = np.arange(num_blocks_of(num_tokens))
         return np.column_stack((request * self.blocks_each + blocks, blocks))
 
 
@@ -70,15 +81,13 @@ class Bench:
 
 def measure_swap(model: Model, tokens: list[int], lengths: tuple[int, ...], num_times: int) -> list[dict[str, Value]]:
     """Per context length: to compute it again, or to copy its blocks out and back in; medians in ms."""
-    bench = Bench(model, num_requests=1, max_tokens=max(lengths))
-    pools = {
-        name: allocate_pool(bench.cache, bench.blocks_each, dtype)
-        for name, dtype in (("swap", "auto"), ("swap, int8", "int8"))
-    }
+    bench = Bench(model, num_requests=1, max_tokens=max(lengths), kv_dtype=served_dtype(model))
+    block_bytes = bench.cache.bytes_per_block
+    pools = {name: allocate_pool(bench.cache, bench.blocks_each, dtype) for name, dtype in SWAPS.items()}
     rows: list[dict[str, Value]] = []
     for length in lengths:
         some = tokens[:length]
-        row: dict[str, Value] = {"tokens": float(length)}
+        row: dict[str, Value] = {"tokens": float(length), "KV kB": num_blocks_of(length) * block_bytes / 1e3}
         row["recompute ms"] = _median_ms(partial(bench.forward, 0, some, 0, all_logits=False), num_times)
         for name, pool in pools.items():
             row[f"{name} ms"] = _median_ms(partial(_swap, bench, pool, length), num_times)
@@ -102,14 +111,54 @@ def _median_ms(call: Callable[[], object], num_times: int) -> float:
     return 1e3 * statistics.median(seconds)
 
 
+def break_evens(rows: list[dict[str, Value]]) -> list[dict[str, Value]]:
+    """Per kind of host pool: from how many tokens on a swap is cheaper, as measured and as the scheduler reckons.
+
+    The scheduler's rates are those of the longest context in `rows`. Infinite if a swap never is.
+    """
+    num_tokens, recompute_ms, num_kb = (_number(rows[-1], name) for name in ("tokens", "recompute ms", "KV kB"))
+    block_bytes = round(1e3 * num_kb / num_blocks_of(int(num_tokens)))
+    prefill = 1e3 * num_tokens / recompute_ms
+    found: list[dict[str, Value]] = []
+    for name in SWAPS:
+        rates = Rates(prefill=prefill, copy=2e6 * num_kb / _number(rows[-1], f"{name} ms"))
+        found.append(
+            {
+                "host pool": name,
+                "swap is faster from tokens": break_even(rows, name),
+                "by the cost model": reckoned_break_even(rates, block_bytes),
+                "prefill tokens/s": prefill,
+                "copies MB/s": rates.copy / 1e6,
+                "recompute is faster below MB/s": 2 * block_bytes / BLOCK_SIZE * prefill / 1e6,
+            }
+        )
+    return found
+
+
 def break_even(rows: list[dict[str, Value]], name: str) -> float:
     """The fewest tokens, of those measured, from which on the swap is faster; infinite if it never is."""
     wins = math.inf
     for row in reversed(rows):
-        if float(row[f"{name} ms"] or 0) >= float(row["recompute ms"] or 0):
+        if _number(row, f"{name} ms") >= _number(row, "recompute ms"):
             break
-        wins = float(row["tokens"] or 0)
+        wins = _number(row, "tokens")
     return wins
+
+
+def reckoned_break_even(rates: Rates, block_bytes: int) -> float:
+    """The fewest tokens from which on the scheduler's cost model swaps; infinite if it never does."""
+    wins = math.inf
+    for num_tokens in range(MOST_RECKONED, 0, -1):
+        if not swap_is_cheaper(
+            num_tokens=num_tokens, num_blocks=num_blocks_of(num_tokens), block_bytes=block_bytes, rates=rates
+        ):
+            break
+        wins = float(num_tokens)
+    return wins
+
+
+def _number(row: dict[str, Value], name: str) -> float:
+    return float(row[name] or 0)
 
 
 # ---------------------------------------------------------------- int8
@@ -118,7 +167,7 @@ def break_even(rows: list[dict[str, Value]], name: str) -> float:
 def measure_codec(model: Model, tokens: list[int], segment: int) -> dict[str, Value]:
     """Segments of the text: the second half of each is read behind the exact KV of the first half, then behind int8."""
     num_segments = len(tokens) // segment
-    bench = Bench(model, num_requests=num_segments, max_tokens=segment)
+    bench = Bench(model, num_requests=num_segments, max_tokens=segment, kv_dtype=served_dtype(model))
     pool = allocate_pool(bench.cache, bench.blocks_each, "int8")
     half = segment // 2
     exact, coded, errors, norms = 0.0, 0.0, 0.0, 0.0
@@ -135,7 +184,7 @@ def measure_codec(model: Model, tokens: list[int], segment: int) -> dict[str, Va
         norms += float(before.float().square().sum())
         coded += _nll(bench.forward(index, part, half, all_logits=True), part[half:])
     num_predicted = num_segments * (segment - half - 1)
-    config, dtype = model.config, model.dtype
+    config, dtype = model.config, bench.cache.data.dtype
     plain, packed = (pool_bytes_per_block(config, BLOCK_SIZE, dtype, name) for name in ("auto", "int8"))
     return {
         "cache dtype": str(dtype).removeprefix("torch."),

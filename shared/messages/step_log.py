@@ -32,8 +32,8 @@ class StepResult(Message, frozen=True, tag=tag("step")):
     roster: tuple[tuple[int, str, int], ...] = ()
     """Every 64 steps: (row, request_id, output index of the row's next token) of every joined row, after this step."""
     rates: tuple[float, ...] = ()
-    """In the first step and every 64, measured: prefill tokens/s, seconds of a decode step and of each row, copy bytes/s,
-    seconds of prefill per token and context token; 0: not known."""
+    """In the first step and every 64, measured: prefill tokens/s, seconds of a decode step and of each row, copy
+    bytes/s, seconds of prefill per token and context token; 0: not known."""
     traceparent: str = ""
     logprobs: tuple[tuple[int, float], ...] = ()
     """(row, log-probability of its token in this step) of rows with `params.with_logprobs`."""

@@ -10,11 +10,12 @@ plots.py        curves as pictures (the only part that needs matplotlib)
 
 from services.scheduler.simulator.latency import LatencyModel
 from services.scheduler.simulator.pool import WorkerChange, WorkerSpec
-from services.scheduler.simulator.report import Report
+from services.scheduler.simulator.report import ClientReport, Report
 from services.scheduler.simulator.run import simulate
 from services.scheduler.simulator.trace import Piece, Trace, TraceRequest
 
 __all__ = [
+    "ClientReport",
     "LatencyModel",
     "Piece",
     "Report",

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from services.scheduler.simulator.measures import Samples
+from services.scheduler.simulator.report import ClientReport
 from services.scheduler.simulator.worker import Admission
 
 
@@ -16,6 +17,7 @@ class Client:
     first_token: float = -1.0
     last_token: float = -1.0
     """Up to date whenever its row is not in a batch."""
+    ended: float = -1.0
 
 
 class Clients:
@@ -58,9 +60,19 @@ class Clients:
         if num_continuing or joined:
             self.last_token = now
         for request_id in ended:
-            self.latency.add(now - self._clients[request_id].arrival)
+            client = self._clients[request_id]
+            client.ended = now
+            self.latency.add(now - client.arrival)
 
     def on_left(self, request_ids: list[str], now: float) -> None:
         """Their rows left a batch; their last tokens were there at `now`."""
         for request_id in request_ids:
             self._clients[request_id].last_token = now
+
+    def reports(self) -> tuple[ClientReport, ...]:
+        """Of those whose requests came to their end, in order of arrival."""
+        return tuple(
+            ClientReport(request_id, client.arrival, client.first_token - client.arrival, client.ended - client.arrival)
+            for request_id, client in self._clients.items()
+            if client.ended >= 0
+        )

@@ -92,6 +92,7 @@ class Figures:
             ttft_samples=tuple(clients.ttft.sorted()),
             itl_samples=tuple(clients.itl.sorted()),
             curve=tuple(self._curve.points),
+            clients=clients.reports(),
         )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from services.scheduler.simulator.measures import Distribution, Point
 
@@ -17,6 +17,15 @@ class WorkerReport:
     """Output tokens."""
     busy_share: float
     """Of the time in which it was there."""
+
+
+class ClientReport(NamedTuple):
+    """One request that came to its end. Seconds."""
+
+    request_id: str
+    arrival: float
+    ttft: float
+    latency: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +91,13 @@ class Report:
     """(seconds, requests up to it), by seconds."""
     itl_samples: tuple[tuple[float, int], ...] = field(default=(), repr=False)
     curve: tuple[Point, ...] = field(default=(), repr=False)
+    clients: tuple[ClientReport, ...] = field(default=(), repr=False)
+    """In order of arrival."""
 
     def to_dict(self) -> dict[str, Any]:
-        """All figures, without what plots are drawn from."""
-        drawn = ("ttft_samples", "itl_samples", "curve")
-        return {name: value for name, value in asdict(self).items() if name not in drawn}
+        """All figures, without what plots are drawn from and single requests."""
+        left_out = ("ttft_samples", "itl_samples", "curve", "clients")
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     def lines(self) -> Iterator[str]:
         """For people."""

@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.kv_cache.engine_kv import TEXT, break_even, measure_codec, measure_swap
+from benchmarks.kv_cache.engine_kv import TEXT, break_even, break_evens, measure_codec, measure_swap
 from benchmarks.kv_cache.pool_bench import measure_pool, run_length
-from benchmarks.kv_cache.simulated import TRACES, measure_hits, measure_memory, merged
+from benchmarks.kv_cache.simulated import TRACES, measure_hits, measure_memory
+from benchmarks.kv_cache.traces import merged
 from benchmarks.report import Value
 from services.gpu_worker.models.loading import load_model
+from services.gpu_worker.models.model import Model
 from services.scheduler.core.extents import Fit
 from services.scheduler.simulator.generators import poisson
 from services.scheduler.simulator.trace import check_trace
@@ -66,12 +68,29 @@ def test_break_even_is_where_the_swap_stays_faster() -> None:
     assert break_even(rows, "swap") == math.inf
 
 
+def test_break_even_of_the_cost_model_is_where_both_cost_the_same() -> None:
+    """A token takes 1 ms to compute, a block of 16 takes 8 ms to copy, half of it out: 4 ms each way."""
+    row: dict[str, Value] = {
+        "tokens": 64.0,
+        "KV kB": 40.0,
+        "recompute ms": 64.0,
+        "swap ms": 32.0,
+        "swap, int8 ms": 320.0,
+    }
+    plain, int8 = break_evens([row])
+    assert plain["by the cost model"] == 9, "8 tokens take as long as their block"
+    assert (plain["prefill tokens/s"], plain["copies MB/s"]) == (1000, 2.5)
+    assert plain["recompute is faster below MB/s"] == pytest.approx(1.25)
+    assert int8["by the cost model"] == int8["swap is faster from tokens"] == math.inf
+
+
 def test_swap_and_codec_are_measured_on_a_real_model(tmp_path: Path) -> None:
     write_tiny_llama(tmp_path)
     model = load_model(tmp_path, dtype="float32", device="cpu")
     tokens = [5 + (7 * position) % 80 for position in range(64)]
     with torch.inference_mode():
         rows = measure_swap(model, tokens, (1, 32), num_times=2)
+        assert [row["KV kB"] for row in rows] == [_kv_kb(model, 1), _kv_kb(model, 2)]
         codec = measure_codec(model, tokens, 32)
     assert [row["tokens"] for row in rows] == [1.0, 32.0]
     assert all(float(row[f"{name} ms"] or 0) > 0 for row in rows for name in ("recompute", "swap", "swap, int8"))
@@ -79,6 +98,11 @@ def test_swap_and_codec_are_measured_on_a_real_model(tmp_path: Path) -> None:
     assert 0.1 < float(codec["relative error %"] or 0) < 3
     exact, coded = (float(codec[f"perplexity, {name}"] or 0) for name in ("exact", "int8"))
     assert exact != coded and coded == pytest.approx(exact, rel=0.05)
+
+
+def _kv_kb(model: Model, num_blocks: int) -> float:
+    config = model.config
+    return num_blocks * 2 * config.num_layers * config.num_kv_heads * config.head_dim * 16 * 4 / 1e3
 
 
 def test_the_text_is_long_enough() -> None:
