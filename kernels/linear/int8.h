@@ -87,8 +87,9 @@ struct Codes {
 };
 
 // c[row][column] (stride PANEL) += the product of the codes of one panel, with the scales of the activations.
+// Inlined into its callers, GCC 12 keeps accumulators of few rows in memory.
 template <int ROWS, bool IS_FAR>
-void code_tile(const Codes& x, const float* words, float* c, Ahead ahead) {
+__attribute__((noinline)) void code_tile(const Codes& x, const float* words, float* c, Ahead ahead) {
     const int64_t groups = x.groups, stride = x.stride, lines = ahead.lines / groups + 1;
     const CodeWords::Code* codes = x.codes;
     const float* scales = x.scales;
