@@ -4,6 +4,8 @@ Of each load it is asserted what it shows under the policy, and that it does not
 """
 
 import asyncio
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -32,9 +34,17 @@ class Wish(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def policy_stack(request: pytest.FixtureRequest, start_stack: StartStack) -> Iterator[Stack]:
-    with start_stack(policy=request.param, max_num_seqs=1, tenant_header=TENANT_HEADER) as stack:
+def policy_stack(
+    request: pytest.FixtureRequest, start_stack: StartStack, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stack]:
+    """A stack with this policy. What it decided is recorded, and must replay to the same bytes when it has ended."""
+    recording = tmp_path_factory.mktemp("recording")
+    options = {"max_num_seqs": 1, "tenant_header": TENANT_HEADER, "record": recording}
+    with start_stack(policy=request.param, **options) as stack:
         yield stack
+    command = [sys.executable, "-m", "services.cli", "replay", str(recording)]
+    replayed = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert replayed.returncode == 0 and replayed.stdout.strip().endswith("byte-identical"), replayed.stdout
 
 
 def order_of_entry(stack: Stack, wishes: Sequence[Wish]) -> list[int]:
