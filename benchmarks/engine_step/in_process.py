@@ -18,6 +18,7 @@ from services.gpu_worker.service.partition import apply_partition, plan_partitio
 from services.gpu_worker.settings import Settings
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.scheduler import SchedulerCore
+from services.scheduler.settings import Settings as SchedulerSettings
 from shared.messages import StepPlan, Submission, WorkerJoined
 from shared.model_store import resolve
 from shared.packing import pack_int32
@@ -71,6 +72,7 @@ def serve() -> None:
         block_size=capacity.block_size,
         max_num_seqs=capacity.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
+        itl_target_s=SchedulerSettings.model_fields["itl_target_s"].default,
     )
     print("ready", flush=True)
     for line in sys.stdin:

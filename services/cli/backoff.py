@@ -8,8 +8,8 @@ class Backoff:
     """The first restart is immediate (streams wait for it); each further death in quick succession doubles the wait."""
 
     base_s: float = 0.5
-    cap_s: float = 30.0
-    healthy_after_s: float = 20.0
+    cap_s: float = 5.0
+    healthy_after_s: float = 10.0
     """A child that ran this long had recovered: the count starts anew."""
     failures: int = 0
 

@@ -118,7 +118,7 @@ class Settings(BaseSettings):
     itl_target_s: float | None = option(
         None,
         "Prefill beside running streams makes no step longer than this (seconds).",
-        shown="0: off",
+        shown="0.05; 0: off",
         forward=True,
         ge=0,
         allow_inf_nan=False,

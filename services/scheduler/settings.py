@@ -50,7 +50,7 @@ class Settings(BaseSettings):
     # Fields that `SchedulerConfig` has too are handed to it under the same name.
     admission_room: int = Field(4, ge=0)
     """Tokens per running row that find a block even after an admission, so that a newcomer is not preempted at once."""
-    itl_target_s: float = Field(0.0, ge=0, allow_inf_nan=False)
+    itl_target_s: float = Field(0.05, ge=0, allow_inf_nan=False)
     """Prefill beside decode rows makes no step longer than this, in seconds; 0: no bound."""
     policy: PolicyName = PolicyName.FCFS
     """Which waiting request goes next: in order of arrival, by its priority, or of the tenant that was served least."""

@@ -17,7 +17,7 @@ def judge_prefill(config: SchedulerConfig, lane: Lane, plan: StepPlan) -> bool:
     decode_s = known.decode_base_s + decoding * known.decode_row_s
     if not (config.itl_target_s and decoding and known.prefill and decode_s):
         return False
-    bound = max(config.block_size, int((config.itl_target_s - decode_s) * known.prefill))
+    bound = max(3 * config.block_size // 2, int((config.itl_target_s - decode_s) * known.prefill))
     num_tokens = sum(size for _, size in plan.chunks)
     assert num_tokens <= bound, "prompts take longer than a step may"
     return num_tokens == bound < config.max_num_batched_tokens - decoding and bool(lane.prefill)

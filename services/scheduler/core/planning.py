@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 NO_TICK = Tick(number=0, intake_id="0-0", log_id="0-0", now=0.0)
 """Stands in a plan until `ScheduledPlan.with_tick`."""
+LEAST_PREFILL_BLOCKS = 1.5
+"""What prompts get beside the slowest decode rows: with fewer a pass takes hardly less, for it reads all weights."""
 
 
 def plan_for(core: "SchedulerCore", lane: Lane) -> StepPlan | None:
@@ -79,7 +81,7 @@ def _lacks_blocks(lane: Lane) -> bool:
 def _prefill_budget(core: "SchedulerCore", lane: Lane, num_single: int) -> int:
     """Tokens that the lane's next plan may prefill beside `num_single` rows that compute one token.
 
-    However slow those are, a block's worth: prompts must go on. All tokens are reckoned as if they came behind the
+    However slow those are, some: prompts must go on. All tokens are reckoned as if they came behind the
     longest of the half-computed prompts.
     """
     config = core.config
@@ -88,7 +90,7 @@ def _prefill_budget(core: "SchedulerCore", lane: Lane, num_single: int) -> int:
         return room
     num_before = max((seat.computed for seat in lane.prefill.values()), default=0)
     bound = prefill_tokens_within(config.itl_target_s, num_single, lane.rates, num_before)
-    return room if bound is None else min(room, max(config.block_size, bound))
+    return room if bound is None else min(room, max(int(LEAST_PREFILL_BLOCKS * config.block_size), bound))
 
 
 def _is_claimed(core: "SchedulerCore") -> bool:

@@ -3,6 +3,7 @@
 import pytest
 
 from services.scheduler.core.config import SchedulerConfig
+from services.scheduler.core.planning import LEAST_PREFILL_BLOCKS
 from services.scheduler.core.rates import Rates, newest_rates, prefill_tokens_within
 from tests.fakes.scheduler_world import World, make_submission
 
@@ -11,8 +12,8 @@ PREFILL_RATE, BASE_S, ROW_S = 2_000.0, 0.016, 0.0005
 NUM_STREAMS, PROMPT = 8, 16_000
 ALONE_S = BASE_S + NUM_STREAMS * ROW_S
 RATES = (PREFILL_RATE, BASE_S, ROW_S, 0.0)
-SHORTER, PAIR_S = 3_200, 25e-8
-"""At the end of such a prompt a token takes 1.3 ms instead of 0.5."""
+SHORTER, PAIR_S = 2_800, 25e-8
+"""At the end of such a prompt a token takes 1.2 ms instead of 0.5."""
 
 
 def stream_gaps(
@@ -71,10 +72,11 @@ def test_tokens_that_fit_take_the_time_that_is_left() -> None:
         assert rates.prefill_s(fitting, num_before) <= 1.0 - ALONE_S < rates.prefill_s(fitting + 1, num_before)
 
 
-def test_a_target_that_decode_alone_misses_still_lets_a_block_through() -> None:
+def test_a_target_that_decode_alone_misses_still_lets_prompts_go_on() -> None:
+    least = int(LEAST_PREFILL_BLOCKS * SchedulerConfig(max_model_len=1).block_size)
     gaps, num_steps = stream_gaps(0.001, RATES)
-    assert num_steps == -(-PROMPT // 16)
-    assert max(gaps) == pytest.approx(ALONE_S + 16 / PREFILL_RATE)
+    assert num_steps == -(-PROMPT // least)
+    assert max(gaps) == pytest.approx(ALONE_S + least / PREFILL_RATE)
 
 
 @pytest.mark.parametrize(("prefill", "row_s", "most"), [(1.0, 1e308, 0), (1e308, 5e-324, 2**31 - 1)])
