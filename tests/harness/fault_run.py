@@ -196,7 +196,7 @@ class Scene:
         return hit
 
     def settle(self, load: StreamLoad, seconds: float = SETTLE_S) -> None:
-        """Until every process is there, the leader has all workers, and every stream in flight goes on or has ended.
+        """Until all processes are there, standbys follow, the leader has all workers, streams go on or have ended.
 
         What was on its way when the fault came is over within `QUIET_S` and proves nothing.
         """
@@ -204,7 +204,7 @@ class Scene:
 
         def is_whole() -> bool:
             there = all(len(self.pool.children(name)) >= count for name, count in self.num_processes.items())
-            return there and self.pool.num_serving() == WORKERS and self._gateways_live()
+            return there and self.pool.is_standby_hot() and self.pool.num_serving() == WORKERS and self._gateways_live()
 
         def all_go_on() -> bool:
             return all(outcome.ended_at or outcome.arrivals[-1] > since for outcome in flying)

@@ -11,8 +11,8 @@ import redis
 
 from services.cli.state_dir import SERVICES, ChildState, StateDir
 from shared.keys import Keys
-from shared.leases import decode_lease
-from shared.messages import Decoder, Lease, PoolStats, UsageRecord
+from shared.leases import decode_lease, read_members
+from shared.messages import Decoder, Lease, PoolStats, UsageRecord, WorkerState
 from shared.redis_client import RedisFailure, connect
 from shared.scripts import FenceState, read_fence
 from shared.streams import scan
@@ -82,6 +82,15 @@ class PoolState:
         """The process of whoever leads."""
         leader = self.leader()
         return next((c for c in self.children("scheduler") if leader and c.pid == leader.pid), None)
+
+    def is_standby_hot(self) -> bool:
+        """Whether every scheduler leads or follows whoever does."""
+        ready = {
+            lease.pid
+            for lease in read_members(self.client, self.keys).values()
+            if lease is not None and lease.service == "scheduler" and lease.state is WorkerState.READY
+        }
+        return all(child.pid in ready for child in self.children("scheduler"))
 
     def refused_writes(self, writer: str) -> int:
         """Late writes that the fence has refused so far: `tick` of leaders, `step` of workers."""
