@@ -70,7 +70,7 @@ configs = st.builds(
     eviction=st.sampled_from(Eviction),
     reclaim=st.sampled_from([Reclaim.LAZY, Reclaim.LAZY, Reclaim.LAZY, Reclaim.IMMEDIATE]),
     fit=st.sampled_from(Fit),
-    preemption=st.sampled_from(Preemption),
+    preemption=st.sampled_from([*Preemption, Preemption.SWAP]),
     demotion=st.booleans(),
 )
 
@@ -88,11 +88,14 @@ class Play:
     def submit(self, a: int, b: int) -> None:
         number = len(self.world.readers)
         prompt = [1 + (a // 64 + position) % 20 for position in range(16 - a % 16)]
+        tenant, cache_salt = ("", "", "other")[number % 3], ("", "", "salt", "")[a // 16 % 4]
         if a // 64 == 3:  # a turn later in a conversation
             earlier = f"r{b % max(number, 1)}"
             if earlier in self.world.readers:
-                told = unpack_int32(self.world.records[earlier].prompt_tokens).tolist()
+                record = self.world.records[earlier]
+                told = unpack_int32(record.prompt_tokens).tolist()
                 prompt = (told + self.world.readers[earlier].tokens)[: 20 - a % 4] or prompt
+                tenant, cache_salt = record.tenant, record.cache_salt
         num_choices = (1, 1, 1, 1, 2, 4)[b // 40 % 6]
         group = f"r{number}" if num_choices > 1 else ""
         search: dict[str, Any] = {}
@@ -112,8 +115,8 @@ class Play:
                     min_tokens=(0, 0, 3)[a % 3],
                     stop_token_ids=((), (), (5, 7))[b % 3],
                     ignore_eos=a % 4 != 0,
-                    tenant=("", "", "other")[number % 3],
-                    cache_salt=("", "", "salt")[a // 16 % 4 % 3],
+                    tenant=tenant,
+                    cache_salt=cache_salt,
                     priority=(0, 0, 5, -5)[b % 4],
                     group=group,
                     choice=choice,
@@ -148,10 +151,10 @@ class Play:
     def join(self, a: int, b: int) -> None:
         """A pool of between one and two requests of the longest kind: it is often full."""
         longest = self.world.config.blocks_for(MAX_MODEL_LEN)
-        num_cpu_blocks = (0, 2, longest // 2, longest, 3 * longest)[a // len(WORKERS) % 5]
+        num_cpu_blocks = (0, 2, longest, 2 * longest, 3 * longest)[b // 7 % 5]
         name, num_blocks = WORKERS[a % len(WORKERS)], longest * (2 + b % 7) // 4
         rates = drawn_rates(256 * a + b, copied_blocks=(0, 20, 500))
-        self.world.join(name, num_blocks, num_cpu_blocks, rates, fingerprint=("float32", "bfloat16")[b // 7 % 2])
+        self.world.join(name, num_blocks, num_cpu_blocks, rates, fingerprint=("float32", "bfloat16")[(a + b) % 2])
 
     def fail(self, a: int, b: int) -> None:
         self.world.fail(f"r{a % (len(self.world.readers) + 1)}")
