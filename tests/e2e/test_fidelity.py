@@ -14,6 +14,9 @@ from tests.harness.reference_text import LENGTHS, OUTPUT_TOKENS, generate_all
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
+WHOLE_BUDGET = {"itl_target_s": 0.0}
+"""Chunks as large as the budget of tokens allows, however slow this machine is beside decode rows."""
+
 
 def assert_equal(got: list[list[int]], want: list[list[int]]) -> None:
     same = {n: [a == b for a, b in zip(g, w, strict=True)] for n, g, w in zip(LENGTHS, got, want, strict=True)}
@@ -26,9 +29,10 @@ def test_all_at_once_equals_each_alone_cold_and_warm(
     start_stack: StartStack, text_prompts: list[list[int]], text_references: list[list[int]]
 ) -> None:
     """The second time, prompts on and around block boundaries are prefix hits: what is not computed changes nothing."""
-    with start_stack(dtype="float32") as stack:
-        output, _ = generate_all(stack, text_prompts)
+    with start_stack(dtype="float32", **WHOLE_BUDGET) as stack:
+        output, watch = generate_all(stack, text_prompts)
         assert_equal(output, text_references)
+        assert 64 < max(watch.chunk_sizes()) <= 512
         assert stack.metric("num_preemptions_total") == 0
         before = stack.metric("prefix_cache_hits_total")
         output, _ = generate_all(stack, text_prompts)
@@ -39,7 +43,7 @@ def test_all_at_once_equals_each_alone_cold_and_warm(
 
 @pytest.mark.timeout(600)
 def test_chunks_of_64(start_stack: StartStack, text_prompts: list[list[int]], text_references: list[list[int]]) -> None:
-    with start_stack(dtype="float32", max_num_batched_tokens=64, max_num_seqs=24) as stack:
+    with start_stack(dtype="float32", max_num_batched_tokens=64, max_num_seqs=24, **WHOLE_BUDGET) as stack:
         output, watch = generate_all(stack, text_prompts)
         assert_equal(output, text_references)
         # 900 tokens take at least 15 steps in chunks of 64.
