@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 
 from services.scheduler.core import beam_rows, logprobs, residency
-from services.scheduler.core.blocks import BlockPool
+from services.scheduler.core.blocks import AllocStatus, BlockPool
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.contradiction import is_silent
 from services.scheduler.core.cpu_tier import SwappedOut
@@ -115,7 +115,7 @@ class Lane:
 
     def holds(self, request: Request) -> bool:
         """Whether the request fits when nothing else is here."""
-        return self.pool.num_blocks >= request.most_blocks(self.config.block_size)
+        return self.pool.status(request.most_blocks(self.config.block_size)) is not AllocStatus.NEVER
 
     def match(self, request: Request) -> list[CachedBlock]:
         """Cached blocks with which a waiting request could begin here."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from services.scheduler.core import beam_rows, draining, swap
 from services.scheduler.core.admission import admit
+from services.scheduler.core.blocks import AllocStatus
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.rates import prefill_tokens_within
 from services.scheduler.core.request import Signal
@@ -75,7 +76,8 @@ def _is_due(lane: Lane, draft: PlanDraft) -> bool:
 
 
 def _lacks_blocks(lane: Lane) -> bool:
-    return len(lane.clock.boundary()) + beam_rows.num_lacking(lane) > lane.pool.num_available
+    num_blocks = len(lane.clock.boundary()) + beam_rows.num_lacking(lane)
+    return lane.pool.status(num_blocks) is not AllocStatus.OK
 
 
 def _prefill_budget(core: "SchedulerCore", lane: Lane, num_single: int) -> int:

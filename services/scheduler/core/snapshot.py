@@ -94,15 +94,6 @@ def take_snapshot(core: SchedulerCore) -> bytes:
     return _encoder.encode(_Whole(save_core(core), [save_all_blocks(lane.pool) for lane in core.lanes.values()]))
 
 
-def snapshot_request_ids(data: bytes) -> list[str]:
-    """The requests whose submissions `restore` needs.
-
-    Raises:
-        UnusableSnapshot: the bytes are none of this format.
-    """
-    return read_core(_read_whole(data).core).request_ids
-
-
 def restore(data: bytes, config: SchedulerConfig, submissions: Mapping[str, Submission]) -> SchedulerCore:
     """The core that `take_snapshot` was given.
 
