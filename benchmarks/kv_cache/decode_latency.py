@@ -1,24 +1,41 @@
-"""From the simulator: how long prompts keep running streams waiting, by the size of a step and by a target."""
+"""From the simulator: how long prompts keep running streams waiting, by the size of a step and by a target, and what
+that costs a pool in which everybody comes at once.
+"""
 
 from benchmarks.kv_cache.simulation import CPU, run
 from benchmarks.report import Value
-from services.scheduler.simulator.generators import bimodal
+from services.scheduler.settings import Settings
+from services.scheduler.simulator import Trace
+from services.scheduler.simulator.generators import bimodal, poisson
 
-CASES: tuple[tuple[str, int, float], ...] = (
+Case = tuple[str, int, float]
+"""Name, tokens of a step, `itl_target_s`."""
+WITHOUT = ("chunks, 512 tokens a step", 512, 0.0)
+DEFAULT_TARGET_S: float = Settings.model_fields["itl_target_s"].default
+CASES: tuple[Case, ...] = (
     ("whole prompts", 8192, 0.0),
-    ("chunks, 512 tokens a step", 512, 0.0),
+    WITHOUT,
     ("chunks, 128 tokens a step", 128, 0.0),
     ("chunks, target 0.5 s", 512, 0.5),
     ("chunks, target 0.3 s", 512, 0.3),
+    (f"chunks, target {DEFAULT_TARGET_S} s, the default", 512, DEFAULT_TARGET_S),
 )
-"""Name, tokens of a step, `itl_target_s`."""
 
 
 def measure_decode_latency(requests: int) -> list[dict[str, Value]]:
     """Streams of short prompts, and 15 % with prompts around 3,000 tokens."""
     trace = bimodal(requests=requests, rate=0.15, share=0.15, prompt=100, long=3000, output=100, seed=3)
+    return _rows(trace, CASES)
+
+
+def measure_burst(requests: int) -> list[dict[str, Value]]:
+    """Prompts around 130 tokens, all at once: what a step leaves out of them are rows that decode later."""
+    return _rows(poisson(requests=requests, rate=1000.0, prompt=130, output=64, seed=1), (WITHOUT, *CASES[-2:]))
+
+
+def _rows(trace: Trace, cases: tuple[Case, ...]) -> list[dict[str, Value]]:
     rows: list[dict[str, Value]] = []
-    for name, budget, target in CASES:
+    for name, budget, target in cases:
         report = run(trace, CPU, num_blocks=3000, max_num_batched_tokens=budget, itl_target_s=target)
         rows.append(
             {

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from benchmarks.kv_cache import preemptions, reuse
-from benchmarks.kv_cache.decode_latency import measure_decode_latency
+from benchmarks.kv_cache.decode_latency import measure_burst, measure_decode_latency
 from benchmarks.kv_cache.order import jain, measure_bypass, measure_policies, served_while_backlogged
 from benchmarks.kv_cache.placing import by_load_only, measure_placement
 from benchmarks.kv_cache.preemptions import measure_preemption
@@ -80,7 +80,14 @@ def test_chunks_and_targets_shorten_the_longest_gap() -> None:
     """Prompts are long enough for their attention to take more time than the rest: the targets hold all the same."""
     longest = [number(row, "ITL max ms") for row in measure_decode_latency(40)]
     assert longest[0] > longest[1] > longest[3] > longest[4]
-    assert longest[3] < 510 and longest[4] < 310
+    assert longest[3] < 510 and longest[4] < 310 and longest[5] < longest[4]
+
+
+def test_a_target_makes_a_burst_wait_for_first_tokens() -> None:
+    without, loose, tight = measure_burst(32)
+    for name in ("ITL max ms", "output tokens/s"):
+        assert number(without, name) > number(loose, name) > number(tight, name)
+    assert number(without, "TTFT p99 s") < number(loose, "TTFT p99 s") < number(tight, "TTFT p99 s")
 
 
 def test_bypass_helps_those_who_pass() -> None:
