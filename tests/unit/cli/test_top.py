@@ -2,6 +2,7 @@
 
 import io
 import os
+import pty
 import sys
 import time
 
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from services.cli import top
 from services.cli.main import app
-from services.cli.pool_frame import PoolFrame
+from services.cli.pool_frame import PoolFrame, PoolUnreachable
 from services.cli.top import render
 from shared.messages import (
     Lease,
@@ -108,6 +109,33 @@ def test_into_a_pipe_every_frame_is_printed_until_nobody_reads(monkeypatch: pyte
         with pytest.raises(SystemExit):
             top.show_live("redis://127.0.0.1:1/0", "p", interval_s=1.0)
     assert [text.split()[2] for text in seen] == ["first", "second"]
+
+
+def test_on_a_terminal_the_last_frame_stays_while_redis_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a screen of its own, which Ctrl-C leaves."""
+    answers = iter([PoolFrame("first"), PoolUnreachable("Redis does not answer"), PoolFrame("second")])
+    terminal, screen = pty.openpty()
+    seen: list[str] = []
+
+    def read(*_: object) -> PoolFrame:
+        answer = next(answers, None)
+        if answer is None:
+            raise KeyboardInterrupt
+        if isinstance(answer, PoolUnreachable):
+            raise answer
+        return answer
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(top, "read_frame", read)
+    monkeypatch.setattr(time, "sleep", lambda _: seen.append(os.read(terminal, 65536).decode()))
+    with os.fdopen(screen, "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        top.show_live("redis://127.0.0.1:1/0", "p", interval_s=1.0)
+        left = os.read(terminal, 65536).decode()
+    os.close(terminal)
+    assert ["pool first" in text for text in seen] == [True, True, False] and "pool second" in seen[2]
+    assert ["Redis does not answer" in text for text in seen] == [False, True, False]
+    assert "\x1b[?1049h" in seen[0] and "\x1b[?1049l" in left, "the screen that was there before comes back"
 
 
 @pytest.mark.parametrize(
