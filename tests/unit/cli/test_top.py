@@ -5,6 +5,7 @@ import os
 import pty
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 from rich.console import Console
@@ -113,7 +114,8 @@ def test_into_a_pipe_every_frame_is_printed_until_nobody_reads(monkeypatch: pyte
 
 def test_on_a_terminal_the_last_frame_stays_while_redis_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a screen of its own, which Ctrl-C leaves."""
-    answers = iter([PoolFrame("first"), PoolUnreachable("Redis does not answer"), PoolFrame("second")])
+    away = PoolUnreachable("Redis does not answer")
+    answers: Iterator[PoolFrame | PoolUnreachable] = iter([PoolFrame("first"), away, PoolFrame("second")])
     terminal, screen = pty.openpty()
     seen: list[str] = []
 
