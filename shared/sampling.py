@@ -58,7 +58,8 @@ class ParamSpec:
 
     @property
     def range(self) -> str:
-        return f"{'(' if self.low_open else '['}{self.low:g}, {self.high:g}]"
+        low, high = (bound if isinstance(bound, int) else f"{bound:g}" for bound in (self.low, self.high))
+        return f"{'(' if self.low_open else '['}{low}, {high}]"
 
 
 MAX_SEED = 2**63 - 1

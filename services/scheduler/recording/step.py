@@ -37,15 +37,17 @@ def explain_step(files: list[RecordedFile], which: str) -> Iterator[str]:
     """
     wanted = _Wanted.parse(which)
     found: list[str] = []
+    ticks = [0]
     for file in files:
         view = _View(wanted)
         for step in replay_file(file, before=view.look):
+            ticks = [ticks[0] or step.record.tick.number, step.record.tick.number]
             if wanted.is_met(step.record):
                 found = list(view.explain(step, file.header.now))
                 if not wanted.worker:
                     break
     if not found:
-        raise RecordingError(f"the recording has no step {which}")
+        raise RecordingError(f"the recording has no step {which}; its ticks are {ticks[0]} to {ticks[-1]}")
     yield from found
 
 
