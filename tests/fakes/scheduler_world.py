@@ -9,6 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.cpu_tier import SwappedOut
@@ -415,7 +416,8 @@ class World:
     def _judge_plan(self, name: str, incarnation: int, plan: StepPlan, swapped: dict[str, SwappedOut]) -> None:
         lane = self.core.lanes[name]
         here = {id for id, left in swapped.items() if left.lane is lane}
-        back = [new.request_id for new in plan.added if new.request_id in here]
+        # Behind somebody else who enters it is one that gave its copies up for him, and begins again.
+        back = list(takewhile(here.__contains__, (new.request_id for new in plan.added)))
         after = {id: left for id, left in self._swapped().items() if left.lane.worker == name}
         self.num_swapped += judge_swaps(plan, swapped, after, back, self.config.block_size)
         judge_cost(self.config, lane, [left for id, left in after.items() if id not in swapped])

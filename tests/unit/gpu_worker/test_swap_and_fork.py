@@ -163,7 +163,7 @@ def test_a_trial_tells_how_fast_the_host_pool_is_and_real_copies_update_it(make_
     driver = EngineDriver(driver.engine)
     driver.add("a", prompt_of(40), greedy(80))
     first = driver.step()
-    prefill, decode_base_s, decode_row_s, copy = first.rates
+    prefill, decode_base_s, decode_row_s, copy, _ = first.rates
     assert copy > 1e6 and prefill > 0 and decode_base_s + decode_row_s > 0, "measured at warm-up"
     driver.swap_out("a")
     driver.step()
