@@ -12,7 +12,7 @@ case ${PAGEWIRE_DURABILITY:-everysec} in
   none) durability='appendonly no' ;;
   *) echo "PAGEWIRE_DURABILITY is ${PAGEWIRE_DURABILITY}: everysec, always or none" >&2; exit 1 ;;
 esac
-{
+config() {
   cat "$here/redis.conf"
   echo "$durability"
   echo "requirepass $REDIS_PASSWORD"
@@ -20,4 +20,8 @@ esac
     password=$(printenv "REDIS_$(echo "$service" | tr '[:lower:]' '[:upper:]')_PASSWORD" || true)
     [ -z "$password" ] || echo "$(grep '^user ' "$here/acl/$service.acl" | sed "s/$unknown//") >$password"
   done
-} | exec redis-server - "$@"
+}
+# Takes this process's place, so that whoever stops it stops Redis.
+exec redis-server - "$@" <<END
+$(config)
+END

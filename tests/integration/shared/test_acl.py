@@ -58,6 +58,8 @@ def guarded_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     finally:
         process.terminate()
         process.wait(10)
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0, "who stops the script's process stops Redis"
 
 
 @pytest.fixture
