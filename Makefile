@@ -39,7 +39,7 @@ test: model ## all tests that need no GPU
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder $(ARGS)
 
 test-property: $(KERNELS) ## the property tests with many more examples
-	$(BIN)/python -m pytest -n 2 tests/property --hypothesis-profile=thorough --timeout=0 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder tests/property --hypothesis-profile=thorough --timeout=0 $(ARGS)
 
 test-fault: model ## faults of every kind on the default model; writes a report to build/fault; fails if a bar is missed
 	$(BIN)/python -m tests.fault --model default --out build/fault --all-but soak $(ARGS)
