@@ -17,12 +17,9 @@ from shared.redis_client import RedisFailure
 from shared.scripts import AppendStatus, commit_ticks, read_fence
 from shared.streams import last_id, scan
 from tests.integration.scheduler.conftest import Pool, Scheduler, wait_for
+from tests.integration.scheduler.deadly_commits import DeadlyCommits, Killed
 
 _log: Decoder[LogMessage] = Decoder(LogMessage)
-
-
-class Killed(Exception):
-    """The process dies here."""
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -32,19 +29,8 @@ def test_a_leader_killed_around_commits_is_followed_exactly(
     """Before the commit, between the commits of a turn, or after it, the reply lost: replay derives the same bytes."""
     caplog.set_level("INFO", "pagewire.scheduler")
     chance = random.Random(seed)
-    countdown = [chance.randint(3, 25)]
-
-    def dying(client: Any, keys: Any, commits: Any, then: Any) -> list[AppendStatus]:
-        countdown[0] -= 1
-        if countdown[0] > 0:
-            return commit_ticks(client, keys, commits, then)
-        countdown[0] = chance.randint(3, 25)
-        landed = chance.randint(0, len(commits))
-        if landed:
-            commit_ticks(client, keys, commits[:landed])
-        raise Killed
-
-    monkeypatch.setattr(committer, "commit_ticks", dying)
+    deadly = DeadlyCommits(chance)
+    monkeypatch.setattr(committer, "commit_ticks", deadly)
     workers = [pool.worker("worker-0", num_blocks=40), pool.worker("worker-1", num_blocks=24, step_s=0.003)]
     prefix = [1 + position % 20 for position in range(9)]
     pool.submit(10, max_prompt=20, max_tokens=60, prefix=prefix)
@@ -52,6 +38,7 @@ def test_a_leader_killed_around_commits_is_followed_exactly(
     while kills < 3:
         scheduler = pool.scheduler(snapshot_interval_s=chance.choice((0.05, 0.3, 5.0)))
         leader = scheduler.take_over()
+        deadly.arm()
         try:
             while not all(pool.has_ended(request_id) for request_id in pool.submissions):
                 leader.turn(0.05)

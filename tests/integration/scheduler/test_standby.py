@@ -2,19 +2,15 @@
 
 import random
 import time
-from typing import Any
 
 import pytest
 
 from services.scheduler.service import committer, replay
 from shared.errors import Fenced
 from shared.messages import ProcessDied
-from shared.scripts import AppendStatus, commit_ticks, read_fence
+from shared.scripts import read_fence
 from tests.integration.scheduler.conftest import Pool, Scheduler, wait_for
-
-
-class Killed(Exception):
-    """The process dies here."""
+from tests.integration.scheduler.deadly_commits import DeadlyCommits, Killed
 
 
 def said(caplog: pytest.LogCaptureFixture, event: str) -> int:
@@ -44,22 +40,8 @@ def test_a_standby_leads_from_the_very_tick_at_which_the_leader_died(
 ) -> None:
     """Killed before a commit, between the commits of a turn or after it, three times; nothing is opened or replayed."""
     caplog.set_level("INFO", "pagewire.scheduler")
-    chance = random.Random(seed)
-    victims: set[Any] = set()
-    countdown = [0]
-
-    def dying(channel: Any, keys: Any, commits: Any, then: Any) -> list[AppendStatus]:
-        if channel not in victims:
-            return commit_ticks(channel, keys, commits, then)
-        countdown[0] -= 1
-        if countdown[0] > 0:
-            return commit_ticks(channel, keys, commits, then)
-        landed = chance.randint(0, len(commits))
-        if landed:
-            commit_ticks(channel, keys, commits[:landed])
-        raise Killed
-
-    monkeypatch.setattr(committer, "commit_ticks", dying)
+    deadly = DeadlyCommits(random.Random(seed))
+    monkeypatch.setattr(committer, "commit_ticks", deadly)
     workers = [pool.worker("worker-0", num_blocks=40), pool.worker("worker-1", num_blocks=24, step_s=0.003)]
     prefix = [1 + position % 20 for position in range(9)]
     leading = pool.scheduler()
@@ -69,8 +51,7 @@ def test_a_standby_leads_from_the_very_tick_at_which_the_leader_died(
     for _ in range(3):
         standby = standby_of(pool)
         pool.submit(6, max_prompt=20, max_tokens=60, prefix=prefix)
-        countdown[0] = chance.randint(3, 25)
-        victims.add(leading.service._channel)
+        deadly.arm(leading.service._channel)
         bury(leading)
         await_leader(standby)
         leading = standby
