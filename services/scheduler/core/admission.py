@@ -85,6 +85,11 @@ def admit(core: "SchedulerCore", lane: Lane, draft: PlanDraft, budget: int, *, l
     return budget
 
 
+def would_enter(core: "SchedulerCore", lane: Lane, budget: int) -> bool:
+    """Whether the next request in order would have a seat in this plan, if those swapped out gave their copies up."""
+    return budget > 0 and bool(_place(core, lane, budget, limit=1, without_copies=lane).placed)
+
+
 def _count_hits(core: "SchedulerCore", seat: Seat) -> None:
     """Note what of a newcomer is computed already, and tell readers once."""
     request = seat.request
@@ -138,9 +143,11 @@ class EmptyLanes:
         return lane.index in self._targets
 
 
-def _place(core: "SchedulerCore", lane: Lane | None, budget: int, limit: int | None) -> Admissions:
+def _place(
+    core: "SchedulerCore", lane: Lane | None, budget: int, limit: int | None, *, without_copies: Lane | None = None
+) -> Admissions:
     """Waiting requests that go to `lane` now; without a lane, only where they would go. Changes nothing."""
-    placement = Placement(core.lanes.values(), core.config)
+    placement = Placement(core.lanes.values(), core.config, without_copies=without_copies)
     placed: list[Placed] = []
     passed: list[Request] = []
     first_target: Lane | None = None

@@ -37,10 +37,12 @@ class Trial:
     num_rows_free: int
     num_seated: int
     num_blocks_free: int
+    is_kept: bool
+    """For requests that were swapped out: they come first, as long as they have their copies."""
 
     def lacks(self, num_blocks: int, config: SchedulerConfig, *, num_rows: int = 1) -> str:
         """What keeps a request that needs so much off this lane; empty if nothing does."""
-        if self.lane.swapped:
+        if self.is_kept:
             return "swapped"
         if self.num_rows_free < num_rows:
             return "rows"
@@ -90,14 +92,18 @@ class Placement:
     """One trial over all lanes that may take requests.
 
     Draining lanes take none. If every lane is draining, they take back what ran before and was preempted: it may end
-    there, as there is no other place.
+    there, as there is no other place. `without_copies` names a lane whose swapped requests would give theirs up.
     """
 
-    def __init__(self, lanes: Iterable[Lane], config: SchedulerConfig) -> None:
+    def __init__(self, lanes: Iterable[Lane], config: SchedulerConfig, *, without_copies: Lane | None = None) -> None:
         self._config = config
         sound = [lane for lane in lanes if not lane.broken]
         self.all_leave = all(lane.draining for lane in sound)
-        self._trials = {lane.index: _trial(lane) for lane in sound if self.all_leave or not lane.draining}
+        self._trials = {
+            lane.index: _trial(lane, is_kept=bool(lane.swapped) and lane is not without_copies)
+            for lane in sound
+            if self.all_leave or not lane.draining
+        }
         with_rows = [trial for trial in self._trials.values() if trial.num_rows_free]
         self._open = [(trial.lane.pool.cache.keys, trial) for trial in with_rows]
         # Least loaded first. Loads only rise in a trial, so what is out of date comes up too early, never too late.
@@ -236,6 +242,7 @@ class Placement:
             num_rows_free=trial.num_rows_free + len(seats),
             num_seated=trial.num_seated - len(seats),
             num_blocks_free=trial.num_blocks_free + freed,
+            is_kept=trial.is_kept,
         )
         return self._lack(without, request)
 
@@ -246,7 +253,7 @@ class Placement:
         ]
 
 
-def _trial(lane: Lane) -> Trial:
+def _trial(lane: Lane, *, is_kept: bool) -> Trial:
     num_rows = lane.num_rows
     return Trial(
         lane=lane,
@@ -254,4 +261,5 @@ def _trial(lane: Lane) -> Trial:
         num_rows_free=len(lane.free_rows),
         num_seated=num_rows,
         num_blocks_free=lane.pool.num_available,
+        is_kept=is_kept,
     )

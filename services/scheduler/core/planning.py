@@ -40,6 +40,8 @@ def plan_for(core: "SchedulerCore", lane: Lane) -> StepPlan | None:
         preempt(core, choose_victim(core, lane), "blocks")
     for seat in making_way:
         preempt(core, seat, "share")
+    if making_way:
+        swap.lose_copies(core, lane)
     draft = PlanDraft(lane.planned + 1)
     lane.grow(draft)
     beam_rows.plan(lane, draft)
@@ -65,7 +67,7 @@ def _seat_others(core: "SchedulerCore", lane: Lane, draft: PlanDraft, budget: in
     if lane.swapped:
         budget = swap.come_back(core, lane, draft, budget)
     if lane.swapped and _is_due(lane, draft):  # only beside a plan: without one nothing may change
-        swap.give_way(core, lane)
+        swap.give_way(core, lane, budget)
     if not lane.swapped:
         admit(core, lane, draft, budget)
 

@@ -12,6 +12,7 @@ less) they give their copies up and wait like the others, as if they had been pr
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from services.scheduler.core.admission import would_enter
 from services.scheduler.core.cost_model import Preemption, swap_is_cheaper
 from services.scheduler.core.cpu_tier import SwappedOut
 from services.scheduler.core.lane import Lane
@@ -86,16 +87,16 @@ def _fits(lane: Lane, request: Request, hits: list[CachedBlock]) -> bool:
     return lane.pool.num_available - num_blocks >= lane.config.room(len(lane.seats))
 
 
-def give_way(core: "SchedulerCore", lane: Lane) -> None:
-    """Swapped requests that do not fit give their copies up, if they keep one off the lane that goes before them all.
-
-    It must be able to enter for it: now, or by a claim to a seat, for which others will leave.
-    """
-    first = core.waiting.first()
-    if first is None or not all(_goes_before(core, first, request) for request in lane.swapped.values()):
-        return
-    if _fits_as_new(lane, first) or (core.policy.has_claims and core.policy.claims_seat(first)):
+def give_way(core: "SchedulerCore", lane: Lane, budget: int) -> None:
+    """Swapped requests that do not fit give their copies up to one that goes before them all, and has a seat for it."""
+    if all_give_way(core, lane) and would_enter(core, lane, budget):
         lose_copies(core, lane)
+
+
+def all_give_way(core: "SchedulerCore", lane: Lane) -> bool:
+    """Whether the next request in order goes before all that the lane has swapped out."""
+    first = core.waiting.first()
+    return first is not None and all(_goes_before(core, first, request) for request in lane.swapped.values())
 
 
 def _goes_before(core: "SchedulerCore", first: Request, swapped: Request) -> bool:
@@ -104,10 +105,6 @@ def _goes_before(core: "SchedulerCore", first: Request, swapped: Request) -> boo
     if policy.class_of(first) == policy.class_of(swapped):
         return False
     return policy.precedence(first)[0] < policy.precedence(swapped)[0]
-
-
-def _fits_as_new(lane: Lane, request: Request) -> bool:
-    return len(lane.free_rows) >= request.num_rows and lane.holds(request) and _fits(lane, request, [])
 
 
 def drop_copy(request: Request) -> None:

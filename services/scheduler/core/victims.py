@@ -5,6 +5,7 @@ Never a lane's oldest request, by arrival: alone it fits, so it always comes to 
 
 from typing import TYPE_CHECKING
 
+from services.scheduler.core import swap
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.placement import Placement
 from services.scheduler.core.policies.base import ClassKey
@@ -31,7 +32,8 @@ def displaced(core: "SchedulerCore", lane: Lane) -> list[Seat]:
     request = core.waiting.first()
     if request is None or lane.draining or lane.broken or not core.policy.claims_seat(request):
         return []
-    placement = Placement(core.lanes.values(), core.config)
+    without_copies = lane if swap.all_give_way(core, lane) else None
+    placement = Placement(core.lanes.values(), core.config, without_copies=without_copies)
     if not lane.holds(request) or placement.place(request) is not None:
         return []
     leaving: list[Seat] = []

@@ -189,8 +189,8 @@ class Counted(Placement):
 
     num_made = 0
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         Counted.num_made += 1
 
 

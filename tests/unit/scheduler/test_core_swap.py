@@ -299,3 +299,39 @@ def test_a_swap_does_not_turn_the_policy_around(policy: PolicyName, newcomer: di
 def test_within_a_class_what_was_swapped_goes_first() -> None:
     num_steps, num_swapped = steps_until_served(Preemption.SWAP, PolicyName.FCFS, {"tenant": "b"})
     assert num_swapped and num_steps > 10
+
+
+def two_beside_a_swapped(policy: PolicyName) -> World:
+    """Worker "w" decodes two requests; "new" is swapped out there."""
+    world = make_world(12, 12, policy=policy, admission_room=0)
+    submit(world, "old", "middle", "new")
+    run_until_swapped(world)
+    assert state_of(world, "new") is RequestState.SWAPPED and len(world.core.lanes["w"].seats) == 2
+    return world
+
+
+def copies_are_kept(world: World, first: dict[str, Any], num_tokens: int = 3) -> None:
+    """`first` goes before "new", and does not enter: so it is not worth the copies."""
+    submission = make_submission("first", [9] * num_tokens, max_tokens=4, ignore_eos=True)
+    world.submit(msgspec.structs.replace(submission, **first))
+    for _ in range(2):
+        assert world.step("w")
+        world.turn()
+        assert state_of(world, "new") is RequestState.SWAPPED
+        assert world.core.requests["first"].seat is None
+    texts_are_right(world)
+    assert world.num_back == world.num_swapped and not world.core.stats().num_requeues
+
+
+def test_copies_are_kept_if_the_one_that_goes_before_goes_to_another_worker() -> None:
+    world = two_beside_a_swapped(PolicyName.PRIORITY)
+    world.join("other", 30, 8)
+    submit(world, "busy")
+    world.turn()
+    assert [seat.request.request_id for seat in world.core.lanes["other"].seats.values()] == ["busy"]
+    copies_are_kept(world, {"priority": -100})
+
+
+def test_copies_are_kept_if_a_claim_cannot_be_met() -> None:
+    """All that may be taken would not be enough for it."""
+    copies_are_kept(two_beside_a_swapped(PolicyName.FAIR), {"tenant": "b"}, num_tokens=36)
