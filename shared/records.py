@@ -1,7 +1,7 @@
 """The request record: what was submitted, the committed output folded in, the end."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -127,6 +127,16 @@ async def read_heads(client: redis.asyncio.Redis, keys: Keys, response_ids: Sequ
         with suppress(ProtocolError):
             heads += [] if value is None else [_head.decode(value)]
     return heads
+
+
+async def live_heads(client: redis.asyncio.Redis, keys: Keys, response_ids: Sequence[str]) -> list[ResponseHead]:
+    """Those with a request that has not ended. A response may be in `windows` longer: its gateway died."""
+    heads = await read_heads(client, keys, response_ids)
+    async with client.pipeline(transaction=False) as pipe:
+        for request_id in (request_id for head in heads for request_id in head.request_ids):
+            pipe.hexists(keys.request(request_id), "final")
+        ends: Iterator[Any] = iter(await pipe.execute())
+    return [head for head in heads if 0 in [next(ends) for _ in head.request_ids]]
 
 
 def read_submissions(client: redis.Redis, keys: Keys, request_ids: Sequence[str]) -> dict[str, Submission]:

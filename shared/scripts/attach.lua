@@ -1,11 +1,12 @@
 -- Who answers for a response, and how long it goes on without anybody.
 -- KEYS: record of its first request, windows, intake     ARGV: verb, response id, then
 --   adopt, window ms             a gateway takes it over. Answers its attach number, or 0 if there is no such record
---   leave, number, window ms, aborts…   its client left the gateway that holds this number ('' = all of them). Unless
---                                others hold it, it goes on for the window, or is given up
+--   leave, number, window ms, least window ms, aborts…   its client left the gateway that holds this number ('' = all).
+--                                Unless others hold it, it goes on for the window, or is given up. If they do, and there
+--                                is no window, the least one: those that live push it ahead
 --   expire, aborts…              given up if nobody has answered for it within its window
 -- A response that has ended, or was given up, is no member of windows: then nothing is aborted.
--- Who holds it stands in the record, as numbers between commas. A gateway that died still does: its window runs out.
+-- Who holds it stands in the record, as numbers between commas. A gateway that died still does, but pushes nothing.
 local verb, id = ARGV[1], ARGV[2]
 local ON_ITS_WAY_S = 60
 local time = redis.call('TIME')
@@ -44,10 +45,11 @@ elseif verb == 'leave' then
     return 0
   end
   if release(number) then
-    if window > 0 then redis.call('ZADD', KEYS[2], 'XX', 'GT', now + window, id) end
+    if window > 0 then redis.call('ZADD', KEYS[2], 'XX', 'GT', now + window, id)
+    else redis.call('ZADD', KEYS[2], 'XX', 'LT', now + tonumber(ARGV[5]), id) end
     return 0
   end
-  if window == 0 then return give_up(5) end
+  if window == 0 then return give_up(6) end
   redis.call('ZADD', KEYS[2], 'XX', now + window, id)
   return 1
 end

@@ -14,6 +14,10 @@ import redis.asyncio
 from shared.keys import Keys
 from shared.messages import Abort, encode
 
+LEAST_HELD_S = 6.0
+"""The shortest window of a response whose client is here: more than a push that hangs, a new connection and the next
+push take."""
+
 _SOURCE = files(__package__).joinpath("attach.lua").read_text()
 # Sent whole each time: it is called when somebody comes or leaves, and in pipelines, where a missing script is trouble.
 
@@ -35,9 +39,10 @@ def leave(
 ) -> None:
     """Its client left the gateway that holds `number` (None: all that hold it). It goes on for the window; if that is 0
     the requests in `aborts` are aborted, or will not be queued if they come later than this. Nothing happens if it
-    ended, or while others hold it: then the last one decides."""
+    ended, or while others hold it: then the last one decides, or if they are dead, the least window."""
     told = "" if number is None else str(number)
-    _call(pipe, keys, response_id, "leave", response_id, told, _ms(window_s), *map(encode, aborts))
+    times = (_ms(window_s), _ms(LEAST_HELD_S))
+    _call(pipe, keys, response_id, "leave", response_id, told, *times, *map(encode, aborts))
 
 
 async def expire(client: redis.asyncio.Redis, keys: Keys, response_id: str, aborts: Sequence[Abort]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import redis.asyncio
 
 from shared.keys import Keys
-from shared.records import read_heads
+from shared.records import live_heads
 
 _SOURCE = files(__package__).joinpath("charge.lua").read_text()
 
@@ -32,9 +32,9 @@ class Quota:
         return self.max_concurrent > 0 or self.tokens_per_s > 0
 
 
-def charge(pipe: redis.asyncio.client.Pipeline, keys: Keys, quota: Quota, num_tokens: int) -> None:
-    """Take output tokens from the bucket of a caller that has one."""
-    pipe.eval(_SOURCE, 1, keys.bucket(quota.name), num_tokens, quota.tokens_per_s)
+def charge(pipe: redis.asyncio.client.Pipeline, keys: Keys, response_id: str, quota: Quota, num_tokens: int) -> None:
+    """Take the output tokens of a response from the bucket of its caller, who has one. Sent again, it takes nothing."""
+    pipe.eval(_SOURCE, 2, keys.bucket(quota.name), keys.request(response_id), num_tokens, quota.tokens_per_s)
 
 
 async def forget_ended(client: redis.asyncio.Redis, keys: Keys, quota: Quota) -> bool:
@@ -44,12 +44,7 @@ async def forget_ended(client: redis.asyncio.Redis, keys: Keys, quota: Quota) ->
     """
     members: Any = await client.smembers(keys.callers_responses(quota.name))
     response_ids = sorted(name.decode() for name in members)
-    heads = await read_heads(client, keys, response_ids)
-    async with client.pipeline(transaction=False) as pipe:
-        for request_id in (request_id for head in heads for request_id in head.request_ids):
-            pipe.hexists(keys.request(request_id), "final")
-        ends = iter(await pipe.execute())
-    live = {head.request_ids[0] for head in heads if 0 in [next(ends) for _ in head.request_ids]}
+    live = {head.request_ids[0] for head in await live_heads(client, keys, response_ids)}
     ended = [response_id for response_id in response_ids if response_id not in live]
     if ended:
         await client.zrem(keys.windows, *ended)

@@ -8,7 +8,7 @@ import redis.asyncio
 from shared.errors import ProtocolError
 from shared.keys import Keys
 from shared.messages import Abort, Decoder, PoolOverview, RequestOverview, ResponseHead
-from shared.records import RequestRecord, read_heads
+from shared.records import RequestRecord, live_heads
 from shared.scripts import attachments
 
 MOST = 1000
@@ -34,7 +34,7 @@ async def _heads_of(client: redis.asyncio.Redis, keys: Keys, tenant: str) -> tup
     own: dict[str, ResponseHead] = {}
     for page in range(MOST_PAGES):
         ids: Any = await client.zrange(keys.windows, page * MOST, (page + 1) * MOST - 1)
-        heads = await read_heads(client, keys, [name.decode() for name in ids])
+        heads = await live_heads(client, keys, [name.decode() for name in ids])
         own |= {head.request_ids[0]: head for head in heads if head.tenant == tenant}
         if len(ids) < MOST:
             return list(own.values()), len(own) > MOST

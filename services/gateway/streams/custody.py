@@ -16,14 +16,14 @@ from shared.keys import Keys
 from shared.messages import Abort
 from shared.records import read_head
 from shared.redis_client import CONNECT_TIMEOUT_S, RedisFailure
-from shared.scripts.attachments import expire
+from shared.scripts.attachments import LEAST_HELD_S, expire
 
 TURN_S = 0.5
 PUSHES_PER_WINDOW = 4
 PATIENCE_S = 2.0
 """For an answer of Redis: the time-out of the client that custody is given."""
-LEAST_HELD_S = 6.0
-"""More than a push that hangs, a new connection and the next push take."""
+NEARLY_OVER_S = LEAST_HELD_S / 2
+"""A window that ends so soon was shortened by another gateway, which does not know whether we are still there."""
 COMING_BACK_S = PATIENCE_S + CONNECT_TIMEOUT_S + 2 * TURN_S
 """After an outage of Redis other gateways, whose commands may hang, find back to it within this time."""
 MOST_EXPIRED = 256
@@ -95,8 +95,16 @@ class Custody:
             await self._expire(now_ms)
 
     async def _push(self, now_ms: int) -> None:
-        now = time.monotonic()
-        due = [a for a in self._held if now - a.pushed_at > a.held_s / PUSHES_PER_WINDOW - TURN_S]
+        if not self._held:
+            return
+        until_ms = now_ms + NEARLY_OVER_S * 1000
+        ending: Any = await self._client.zrangebyscore(self._keys.windows, now_ms, until_ms)
+        nearly_over, now = {name.decode() for name in ending}, time.monotonic()
+        due = [
+            a
+            for a in self._held
+            if a.response_id in nearly_over or now - a.pushed_at > a.held_s / PUSHES_PER_WINDOW - TURN_S
+        ]
         if not due:
             return
         ahead: dict[str, float] = {}

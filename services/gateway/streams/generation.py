@@ -68,7 +68,7 @@ class Generation:
     """`time.monotonic()` at which the request arrived."""
     claim: Claim | None = None
     quota: Quota | None = None
-    """Of the caller, who is charged for what this generation computes, or for its place if it is resumed."""
+    """Of the caller, who is charged for what the response computed, and for its place if this one is resumed."""
     is_resumed: bool = False
     """Adopt what was submitted before, instead of submitting."""
     cause: str = "cancelled"
@@ -380,5 +380,6 @@ class Generation:
     def _untrack(self) -> None:
         for sequence in self._sequences.values():
             self.engine.reader.untrack(sequence.channel)
-        if self.quota is not None and not self.is_resumed:
-            self.engine.intake.tell(Charge(self.quota, self.num_output_tokens))
+        # The one that it was resumed by pays as well, since its first gateway may be dead: the first bill counts.
+        if self.quota is not None and (self.is_done or not self.is_resumed):
+            self.engine.intake.tell(Charge(self.attachment.response_id, self.quota, self.num_output_tokens))

@@ -69,8 +69,9 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """A caller has had so many output tokens."""
+    """A response had so many output tokens, which its caller has had."""
 
+    response_id: str
     quota: Quota
     num_tokens: int
 
@@ -249,7 +250,7 @@ class Intake:
         if isinstance(notice, Stop):
             pipe.xadd(self.keys.intake, {FIELD: encode(notice)})
         elif isinstance(notice, Charge):
-            charge(pipe, self.keys, notice.quota, notice.num_tokens)
+            charge(pipe, self.keys, notice.response_id, notice.quota, notice.num_tokens)
         elif isinstance(notice, End):
             pipe.zrem(self.keys.windows, notice.response_id)
         else:

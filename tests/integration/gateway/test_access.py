@@ -1,5 +1,6 @@
 """Who may call: every path without a key, keys and tenants, quotas over all gateways, nothing told about keys."""
 
+import asyncio
 import socket
 import time
 from collections.abc import Callable
@@ -187,6 +188,29 @@ def test_what_ended_after_its_gateway_died_does_not_count(guarded: OpenGuarded, 
     client.zadd(keys.windows, {request_id: (time.time() + 60) * 1000})
     client.sadd(keys.callers_responses("alice"), request_id)
     assert http.post("/v1/completions", json={"prompt": "go"}, headers=bearer(ALICE)).status_code == 200
+
+
+def test_who_goes_on_at_another_gateway_after_a_death_pays_once(
+    guarded: OpenGuarded, byte_model: Path, redis_url: str, keys: Keys
+) -> None:
+    """The first gateway sent no bill. Later streams over the same response change nothing."""
+    scene = guarded(tokens_per_minute=600)
+    scene.scripts["go"] = answer("x" * 200, hold_after=3)
+    body, key_file = {"prompt": "go", "stream": True, "max_tokens": 250}, str(scene.gateway.settings.api_key_file)
+    with gateway_process(byte_model, redis_url, api_key_file=key_file) as (process, url):
+        wait_ready(url)
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=bearer(ALICE)) as response:
+            rest = f"/v1/requests/{response.headers['x-request-id']}/stream"
+            process.kill()
+    scene.pool.release()
+
+    for _ in range(3):
+        with scene.gateway.http.stream("GET", rest, headers=bearer(ALICE)) as again:
+            assert parse_sse(again.iter_lines()).is_done
+    flushing = scene.gateway.state.engine.intake.flush()
+    asyncio.run_coroutine_threadsafe(flushing, scene.gateway.loop).result(5)
+    milliseconds: Any = scene.pool.client.pttl(keys.bucket("alice"))
+    assert 17_000 < milliseconds < 20_400  # 203 tokens, at 10 tokens/s
 
 
 def test_tokens_per_minute(guarded: OpenGuarded) -> None:

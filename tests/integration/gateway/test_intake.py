@@ -8,11 +8,13 @@ import pytest
 import redis
 
 from services.gateway.streams import intake as module
-from services.gateway.streams.intake import End, Intake, Leave
+from services.gateway.streams.intake import Charge, End, Intake, Leave
 from shared.keys import Keys
 from shared.messages import Abort, Stop
 from shared.redis_client import connect_async
+from shared.scripts.quotas import Quota
 from shared.streams import read
+from tests.harness.lossy_proxy import LossyProxy
 
 FULL = "1"
 """Bytes of `maxmemory`: every command that needs memory is refused."""
@@ -87,3 +89,21 @@ def test_what_is_refused_for_ever_is_given_up(
         assert intake.num_given_up == 1
 
     with_intake(redis_url, keys, work)
+
+
+def test_tokens_whose_charge_lost_its_reply_are_charged_once(
+    redis_url: str, redis_client: redis.Redis, keys: Keys
+) -> None:
+    proxy = LossyProxy(redis_url)
+    redis_client.hset(keys.request("r"), "submission", "x")
+
+    async def work(intake: Intake) -> None:
+        proxy.lose_reply(b"charged")
+        intake.tell(Charge("r", Quota("alice", tokens_per_s=1.0), 100))
+        await intake.flush()
+        assert proxy.num_lost == 1, "it was sent once only"
+        milliseconds: Any = redis_client.pttl(keys.bucket("alice"))
+        assert 90_000 < milliseconds <= 100_001
+
+    with_intake(proxy.url, keys, work)
+    proxy.close()

@@ -48,6 +48,16 @@ def test_live_requests_are_listed_without_text(scene: Scene) -> None:
     scene.gateway.wait_for(lambda: http.get("/v1/requests").json()["data"] == [])
 
 
+def test_what_ended_after_its_gateway_died_is_not_listed(scene: Scene) -> None:
+    """Nobody took it out of the windows: it is still a member, as long as the gateway promised."""
+    http, client, keys = scene.gateway.http, scene.pool.client, scene.pool.keys
+    request_id = http.post("/v1/completions", json={"prompt": "go"}).json()["id"]
+    scene.gateway.wait_for(lambda: http.get(f"/v1/requests/{request_id}").json()["state"] == "finished")
+    scene.gateway.wait_for(lambda: client.zcard(keys.windows) == 0)
+    client.zadd(keys.windows, {request_id: (time.time() + 60) * 1000})
+    assert http.get("/v1/requests").json()["data"] == []
+
+
 def test_deleting_ends_the_stream_and_may_be_repeated(scene: Scene) -> None:
     scene.scripts["go"] = Script(spell("some text"), end=None)
     http = scene.gateway.http

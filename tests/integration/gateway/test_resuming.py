@@ -20,7 +20,7 @@ from services.gateway.streams.sequences import READ_AT_ONCE
 from services.gateway.text.tokenizer import TextTokenizer
 from shared.keys import Keys
 from shared.messages import Abort, Stop
-from shared.scripts import submit
+from shared.scripts import attachments, submit
 from tests.fakes.byte_model import answer, spell
 from tests.fakes.gateway_server import RunningGateway
 from tests.fakes.scripted_pool import Script
@@ -269,9 +269,8 @@ def test_others_wait_longer_than_a_gateway_whose_commands_hang(scene: Scene) -> 
     pool = scene.gateway.state.engine.custody._client.connection_pool
     timeouts = pool.connection_kwargs["socket_timeout"] + pool.connection_kwargs["socket_connect_timeout"]
     assert timeouts + custody.TURN_S < custody.COMING_BACK_S
-    assert timeouts + custody.TURN_S < custody.LEAST_HELD_S - (
-        custody.LEAST_HELD_S / custody.PUSHES_PER_WINDOW - custody.TURN_S
-    )
+    least_s = attachments.LEAST_HELD_S
+    assert timeouts + custody.TURN_S < least_s - (least_s / custody.PUSHES_PER_WINDOW - custody.TURN_S)
 
 
 def test_nobody_comes_back_within_the_window(scene: Scene, keys: Keys) -> None:
@@ -327,16 +326,23 @@ def test_a_long_answer_is_taken_over_in_parts(open_scene: OpenScene) -> None:
     assert [e.event_id for e in whole.events if e.event_id] == [str(READ_AT_ONCE), "401e"]
 
 
-def test_a_second_stream_that_leaves_does_not_end_the_first(scene: Scene, another: Another) -> None:
-    """Neither at once nor by a shorter window of its own."""
+def test_a_second_stream_that_leaves_does_not_end_the_first(
+    scene: Scene, another: Another, monkeypatch: pytest.MonkeyPatch, keys: Keys
+) -> None:
+    """Neither at once nor by a shorter window: who is here says so in time."""
+    monkeypatch.setattr(attachments, "LEAST_HELD_S", 1.0)
+    monkeypatch.setattr(custody, "NEARLY_OVER_S", 0.5)
+    monkeypatch.setattr(custody, "TURN_S", 0.1)
     scene.scripts["go"] = answer(TEXT, hold_after=5)
     other = another()
     with scene.gateway.http.stream("POST", "/v1/completions", json={"prompt": "go", "stream": True}) as first:
         request_id = first.headers["x-request-id"]
-        for headers in ({}, {"X-Resume-Window": "1"}):
+        for headers in ({"X-Resume-Window": "1"}, {}):
             with other.http.stream("GET", f"/v1/requests/{request_id}/stream", headers=headers) as second:
                 assert second.status_code == 200
             other.wait_for(lambda: other.state.engine.reader.num_live == 0 or len(other.state.engine.background))
+        client: Any = scene.pool.client
+        scene.gateway.wait_for(lambda: client.zscore(keys.windows, request_id) < (time.time() + 1) * 1000)
         time.sleep(1.5)
         assert scene.pool.messages(Abort) == []
         scene.pool.release()
@@ -411,6 +417,24 @@ def test_a_killed_gateway_whose_clients_stay_away_leaves_nothing(
             request_id = response.headers["x-request-id"]
             process.kill()
         (abort,) = scene.pool.wait_for(lambda: scene.pool.messages(Abort), timeout_s=8)
+    assert abort.request_id == request_id and abort.cause == "window_expired"
+
+
+def test_who_comes_back_after_its_gateway_was_killed_and_leaves_is_not_waited_for(
+    scene: Scene, byte_model: Path, redis_url: str
+) -> None:
+    """The dead gateway still holds the request, and promised an hour."""
+    scene.scripts["go"] = Script(spell("xyz"), end=None)
+    with gateway_process(byte_model, redis_url, resume_window_s="3600") as (process, url):
+        wait_ready(url)
+        with httpx.stream("POST", f"{url}/v1/completions", json={"prompt": "go", "stream": True}) as response:
+            request_id = response.headers["x-request-id"]
+            process.kill()
+    with scene.gateway.http.stream("GET", f"/v1/requests/{request_id}/stream") as again:
+        assert again.status_code == 200
+    left = time.monotonic()
+    (abort,) = scene.pool.wait_for(lambda: scene.pool.messages(Abort), timeout_s=12)
+    assert time.monotonic() - left > attachments.LEAST_HELD_S - 1
     assert abort.request_id == request_id and abort.cause == "window_expired"
 
 

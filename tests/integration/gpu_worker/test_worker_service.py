@@ -14,8 +14,8 @@ from shared.errors import ProtocolError
 from shared.messages import StepPlan, StepResult, WorkerState
 from shared.packing import NO_TOKEN, unpack_int32
 from shared.scripts import read_fence
+from tests.harness.lossy_proxy import LossyProxy
 from tests.integration.gpu_worker.conftest import wait_until
-from tests.integration.gpu_worker.lossy_proxy import LossyProxy
 
 if TYPE_CHECKING:
     from tests.integration.gpu_worker.conftest import Leader, WorkerThread

@@ -13,7 +13,7 @@ from shared.packing import pack_int32
 from shared.redis_client import connect_async
 from shared.sampling import SamplingParams
 from shared.scripts import Submitted, submit
-from shared.scripts.attachments import adopt, leave
+from shared.scripts.attachments import LEAST_HELD_S, adopt, leave
 
 T = TypeVar("T")
 ID = "r"
@@ -89,6 +89,22 @@ def test_nobody_shortens_the_window_of_another_holder(redis_url: str, keys: Keys
         assert await until(client, keys) >= before
         await left(client, keys, 0, window_s=1)  # the last one says how long it goes on
         assert await until(client, keys) < before
+
+    run(redis_url, work)
+
+
+def test_who_leaves_for_good_leaves_the_others_time_to_say_that_they_are_there(redis_url: str, keys: Keys) -> None:
+    """A gateway that died is one of them, and says nothing."""
+
+    async def work(client: redis.asyncio.Redis) -> None:
+        await queue(client, keys, window_s=3600)
+        promised = await until(client, keys)
+        assert await adopt(client, keys, ID, window_s=60) == 1
+        await left(client, keys, 1)
+        assert await num_messages(client, keys) == 1
+        assert promised - await until(client, keys) > (3600 - 1 - LEAST_HELD_S) * 1000
+        await left(client, keys, 1, window_s=60)
+        assert promised - await until(client, keys) < 3550 * 1000
 
     run(redis_url, work)
 
