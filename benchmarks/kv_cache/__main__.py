@@ -21,6 +21,7 @@ from benchmarks.kv_cache.preemptions import measure_preemption
 from benchmarks.kv_cache.real_memory import Load, measure_real_memory
 from benchmarks.kv_cache.real_sharing import measure_real_sharing
 from benchmarks.kv_cache.reuse import measure_demotion, measure_reclaim
+from benchmarks.kv_cache.shares import measure_ageing, measure_credit, measure_weights
 from benchmarks.kv_cache.sharing import measure_choices
 from benchmarks.kv_cache.simulated import WASTE, measure_hits, measure_memory
 from benchmarks.report import Bar, Report, Row
@@ -65,6 +66,9 @@ def mechanisms(report: Report) -> None:
     jain = next(float(row["Jain index"] or 0) for row in rows if row["policy"] == PolicyName.FAIR)
     bars = [Bar("Jain index of two backlogged tenants under fair", jain, JAIN_BAR, "", at_least=True)]
     report.add("policies: 100 long requests at once, and a short one every five seconds", rows, bars)
+    report.add("ageing: urgent requests without end, and one in ten that is two priorities behind", measure_ageing(300))
+    report.add("weights: tokens served to one of two backlogged tenants per token of the other", measure_weights())
+    report.add("no credit for idle times", measure_credit(300))
 
 
 def pool(report: Report) -> None:

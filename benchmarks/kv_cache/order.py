@@ -33,20 +33,20 @@ def measure_bypass(requests: int) -> list[dict[str, Value]]:
         rows.append(
             {
                 "most bypasses": str(most),
-                **_ttft("short", _seconds(report, lambda name: name not in long_ones)),
-                **_ttft("long", _seconds(report, lambda name: name in long_ones)),
+                **ttft_columns("short", seconds_of(report, lambda name: name not in long_ones)),
+                **ttft_columns("long", seconds_of(report, lambda name: name in long_ones)),
                 "output tokens/s": report.output_tokens_per_s,
             }
         )
     return rows
 
 
-def _seconds(report: Report, belongs: Callable[[str], bool], part: str = "ttft") -> list[float]:
+def seconds_of(report: Report, belongs: Callable[[str], bool], part: str = "ttft") -> list[float]:
     """TTFT, or latency, of one class of requests."""
     return [getattr(client, part) for client in report.clients if belongs(client.request_id)]
 
 
-def _ttft(name: str, seconds: Sequence[float]) -> dict[str, Value]:
+def ttft_columns(name: str, seconds: Sequence[float]) -> dict[str, Value]:
     return {
         f"{name}: TTFT mean s": fmean(seconds),
         f"{name}: p99 s": quantiles(seconds, n=100, method="inclusive")[98],
@@ -74,11 +74,11 @@ def measure_policies(requests: int) -> list[dict[str, Value]]:
     rows: list[dict[str, Value]] = []
     for policy in PolicyName:
         report = run(trace, CPU, num_blocks=2000, max_num_seqs=ROWS, policy=policy)
-        bulk_latency = _seconds(report, lambda name: name.startswith("bulk"), "latency")
+        bulk_latency = seconds_of(report, lambda name: name.startswith("bulk"), "latency")
         rows.append(
             {
                 "policy": str(policy),
-                **_ttft("urgent", _seconds(report, lambda name: name.startswith("urgent"))),
+                **ttft_columns("urgent", seconds_of(report, lambda name: name.startswith("urgent"))),
                 "bulk: latency mean s": fmean(bulk_latency),
                 "output tokens/s": report.output_tokens_per_s,
                 "Jain index": jain(served_while_backlogged(policy)),
@@ -94,10 +94,12 @@ def backlogs() -> Trace:
     return merged(renamed(one, "", tenant="one"), renamed(other, "", tenant="other"))
 
 
-def served_while_backlogged(policy: PolicyName, since: float = 20.0, until: float = 140.0) -> Counter[str]:
+def served_while_backlogged(
+    policy: PolicyName, since: float = 20.0, until: float = 140.0, **options: Any
+) -> Counter[str]:
     """Tokens by tenant in the seconds between, in which both have requests waiting."""
     watch = Watch(since, until)
-    run(backlogs(), CPU, num_blocks=2000, max_num_seqs=ROWS, policy=policy, on_tick=watch)
+    run(backlogs(), CPU, num_blocks=2000, max_num_seqs=ROWS, policy=policy, on_tick=watch, **options)
     return watch.served
 
 

@@ -10,6 +10,7 @@ from benchmarks.kv_cache.order import jain, measure_bypass, measure_policies, se
 from benchmarks.kv_cache.placing import by_load_only, measure_placement
 from benchmarks.kv_cache.preemptions import measure_preemption
 from benchmarks.kv_cache.reuse import measure_demotion, measure_reclaim
+from benchmarks.kv_cache.shares import measure_ageing, measure_credit, measure_weights
 from benchmarks.kv_cache.sharing import measure_choices
 from benchmarks.kv_cache.simulation import ACCELERATOR, CPU
 from benchmarks.kv_cache.traces import apart
@@ -100,6 +101,22 @@ def test_policies_differ_in_whom_they_serve_first() -> None:
     urgent = {policy: number(rows[policy], "urgent: TTFT mean s") for policy in PolicyName}
     assert max(urgent[PolicyName.PRIORITY], urgent[PolicyName.FAIR]) < urgent[PolicyName.FCFS] / 3
     assert number(rows[PolicyName.FAIR], "Jain index") >= 0.95 > number(rows[PolicyName.FCFS], "Jain index")
+
+
+def test_the_faster_priorities_age_the_sooner_a_patient_request_is_served() -> None:
+    never, slow, fast = measure_ageing(200)
+    waits = [number(row, "patient: TTFT mean s") for row in (never, slow, fast)]
+    assert waits[0] > waits[1] > waits[2]
+
+
+def test_tokens_are_served_by_weight() -> None:
+    for row, weight in zip(measure_weights(), (1, 2, 4), strict=True):
+        assert number(row, "tokens served") == pytest.approx(weight, rel=0.1)
+
+
+def test_without_the_lift_a_tenant_that_idled_takes_everything() -> None:
+    lifted, credit = (number(row, "the other is admitted nothing for s") for row in measure_credit(150))
+    assert credit > 3 * lifted
 
 
 def test_what_tenants_get_is_counted_between_two_times() -> None:
