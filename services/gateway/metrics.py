@@ -24,7 +24,15 @@ _COUNT_BOUNDS = (1, 2, 5, 10, 20)
 class Metrics:
     """The gateway's own counters, and the pool's gauges as the leader told them last."""
 
-    def __init__(self, prefix: str, model: str, view: Callable[[], PoolView | None], live: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        prefix: str,
+        model: str,
+        view: Callable[[], PoolView | None],
+        live: Callable[[], int],
+        tasks: Callable[[], int],
+    ) -> None:
+        """`live`, `tasks`: requests and event-loop tasks that this gateway has now."""
         self.registry = CollectorRegistry()
         self._model = model
         success = self._counter(prefix, "request_success", "Requests that ended, by finish reason", "finished_reason")
@@ -54,7 +62,7 @@ class Metrics:
         self.request_max_tokens = add("request_params_max_tokens", "max_tokens of a request", _TOKEN_BOUNDS)
         self.request_n = add("request_params_n", "Choices of a prompt", _COUNT_BOUNDS)
         self.registry.register(self._histograms)
-        self.registry.register(PoolCollector(prefix, model, view, live))
+        self.registry.register(PoolCollector(prefix, model, view, live, tasks))
 
     def _counter(self, prefix: str, name: str, doc: str, *labels: str) -> Counter:
         return Counter(prefix + name, doc, ("model_name", *labels), registry=self.registry)

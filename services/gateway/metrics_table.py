@@ -24,7 +24,7 @@ def _example() -> Metrics:
     )
     step = StepTimes("step", (0,) * (len(STEP_TIME_BOUNDS_S) + 1), 0.0)
     worker = Lease("gpu_worker", "worker-0", "", 0, WorkerState.READY, step_times=(step,))
-    metrics = Metrics("", "", lambda: PoolView(0.0, workers=(worker,), stats=stats), lambda: 0)
+    metrics = Metrics("", "", lambda: PoolView(0.0, workers=(worker,), stats=stats), live=int, tasks=int)
     metrics.finished("")
     metrics.aborted("")
     metrics.detached("")

@@ -64,14 +64,23 @@ class PoolCollector(Collector):
     Every gateway of a pool tells the same: take one of them, or `max`, not the sum.
     """
 
-    def __init__(self, prefix: str, model: str, view: Callable[[], PoolView | None], live: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        prefix: str,
+        model: str,
+        view: Callable[[], PoolView | None],
+        live: Callable[[], int],
+        tasks: Callable[[], int],
+    ) -> None:
         self._prefix = prefix
         self._model = model
         self._view = view
         self._live = live
+        self._tasks = tasks
 
     def collect(self) -> Iterator[Metric]:
         yield self._gauge("gateway_live_requests", "Requests that this gateway serves now", [((), self._live())])
+        yield self._gauge("gateway_tasks", "Tasks of this gateway's event loop", [((), self._tasks())])
         view = self._view()
         if view is None:
             return

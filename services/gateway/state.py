@@ -115,7 +115,13 @@ async def open_gateway(
         settings.redis_url, keys, outage_limit_s=settings.outage_limit_s, pool_outage_s=monitor.outage_s
     )
     intake = Intake(client, keys, record_ttl_s=settings.record_ttl_s)
-    metrics = Metrics(settings.metrics_prefix, settings.model_names[0], lambda: monitor.view, lambda: reader.num_live)
+    metrics = Metrics(
+        settings.metrics_prefix,
+        settings.model_names[0],
+        lambda: monitor.view,
+        live=lambda: reader.num_live,
+        tasks=lambda: len(asyncio.all_tasks()),
+    )
     tracing = Tracing(settings.trace_exporter)
     text_pool = ThreadPoolExecutor(settings.text_threads, "text")
     custody, background = Custody(prompt_client, keys), Background()

@@ -6,6 +6,7 @@ Prints its figures, writes JSON, a page of Markdown and a plot, and fails if a b
 import argparse
 import sys
 import time
+import traceback
 from dataclasses import fields
 from pathlib import Path
 
@@ -21,12 +22,22 @@ def main() -> int:
     exit_on_sigterm()
     known = {field.name for field in fields(Options)}
     options = Options(**{name: value for name, value in vars(arguments).items() if name in known})
-    with fault_run(options, keep=arguments.keep) as run:
+    with fault_run(options, arguments.keep) as run:
         for name in arguments.only or [name for name in SCENARIOS if name not in (arguments.all_but or ())]:
             started = time.monotonic()
-            SCENARIOS[name](run)
+            _try(name, run)
             print(f"  {name}: {time.monotonic() - started:.0f} s", flush=True)
         return _finish(run, arguments.out)
+
+
+def _try(name: str, run: FaultRun) -> None:
+    """A scenario that breaks off is a bar missed; the others go on."""
+    try:
+        SCENARIOS[name](run)
+    except Exception as error:
+        traceback.print_exc()
+        run.report.lacks(f"{name}: {type(error).__name__}: {str(error).splitlines()[:1]}")
+        run.keep = True
 
 
 def _finish(run: FaultRun, out: Path | None) -> int:

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.cli.load_client import BrokenAnswer, post_json
+from services.cli.sse import DONE, SseParser
 from tests.harness.streams import PATH, Reference
 
-STREAM_MARK = b"data: [DONE]"
+HALF_CHARACTER = "\ufffd"
+"""What stands at the end of a text that breaks off inside a character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,8 @@ class Visit:
     """One request: how it is asked and when its client leaves."""
 
     body: dict[str, Any]
+    text: str
+    """What its answer is a beginning of."""
     patience_s: float | None
     """Seconds until the client leaves; None: it waits for the end."""
 
@@ -38,7 +42,7 @@ def _visit(rng: random.Random, reference: Reference, leaving: float, max_tokens:
     body = {**reference.body, "max_tokens": rng.randint(1, max_tokens), "stream": rng.random() < 0.5}
     if not body["stream"]:
         del body["stream_options"]
-    return Visit(body, rng.expovariate(2.0) if rng.random() < leaving else None)
+    return Visit(body, reference.text, rng.expovariate(2.0) if rng.random() < leaving else None)
 
 
 async def pay_visits(
@@ -62,17 +66,35 @@ async def pay_visits(
 async def _pay(url: str, visit: Visit) -> str:
     try:
         async with asyncio.timeout(visit.patience_s):
-            return await _ask(url, visit.body)
+            return await _ask(url, visit)
     except TimeoutError:
         return "left"
     except BrokenAnswer as error:
         return f"broken: {error}"
 
 
-async def _ask(url: str, body: dict[str, Any]) -> str:
-    async with post_json(url, PATH, json.dumps(body).encode(), {}) as answer:
+async def _ask(url: str, visit: Visit) -> str:
+    async with post_json(url, PATH, json.dumps(visit.body).encode(), {}) as answer:
         data = await answer.read()
         if answer.status != 200:
             return f"HTTP {answer.status}"
-        is_whole = STREAM_MARK in data if body["stream"] else bool(json.loads(data)["usage"])
-        return "complete" if is_whole and b'"error"' not in data else "incomplete"
+        return judge(visit, _chunks(data) if visit.body["stream"] else [json.loads(data)])
+
+
+def _chunks(data: bytes) -> list[dict[str, Any]]:
+    """Of a whole stream; none if its end lacks."""
+    events = [event.data for event in SseParser().feed(data)]
+    return [json.loads(event) for event in events[:-1]] if events[-1:] == [DONE] else []
+
+
+def judge(visit: Visit, chunks: Sequence[dict[str, Any]]) -> str:
+    """`complete`, or what is wrong."""
+    if not chunks or any("error" in chunk for chunk in chunks):
+        return "incomplete"
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    text = "".join(choice["text"] for choice in choices)
+    if not visit.text.startswith(text.rstrip(HALF_CHARACTER)):
+        return "another text"
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk.get("usage")]
+    reasons = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+    return "complete" if (counts, reasons) == ([visit.body["max_tokens"]], ["length"]) else "another end"

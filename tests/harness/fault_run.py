@@ -97,6 +97,8 @@ class FaultRun:
     options: Options
     report: Report
     folder: Path
+    keep: bool = False
+    """State and logs of the stacks stay."""
     recoveries: list[Recovery] = field(default_factory=list)
     hits: list[tuple[str, Hit]] = field(default_factory=list)
     """(scenario, fault)."""
@@ -189,28 +191,33 @@ class Scene:
     def strike(self, fault: Fault, load: StreamLoad, num_in_flight: int) -> Hit:
         """Carry out one fault with so many streams in flight, and wait until the pool is whole again."""
         time.sleep(fault.after_s)
-        flying = load.wait_in_flight(num_in_flight)
-        hit = self.injector.carry_out(fault, flying)
+        load.wait_in_flight(num_in_flight)
+        hit = self.injector.carry_out(fault, lambda: len(load.in_flight))
         self.run.hits.append((self.name, hit))
-        self.settle(load)
+        self.wait_whole()
         return hit
 
-    def settle(self, load: StreamLoad, seconds: float = SETTLE_S) -> None:
-        """Until all processes are there, standbys follow, the leader has all workers, streams go on or have ended.
-
-        What was on its way when the fault came is over within `QUIET_S` and proves nothing.
-        """
-        since, flying = time.monotonic() + QUIET_S, load.in_flight
+    def wait_whole(self, seconds: float = SETTLE_S) -> None:
+        """Until all processes are there, standbys follow, the leader has all workers."""
 
         def is_whole() -> bool:
             there = all(len(self.pool.children(name)) >= count for name, count in self.num_processes.items())
             return there and self.pool.is_standby_hot() and self.pool.num_serving() == WORKERS and self._gateways_live()
 
+        time.sleep(QUIET_S)  # gauges of before the fault prove nothing
+        wait_for("all processes", is_whole, seconds)
+
+    def settle(self, load: StreamLoad, seconds: float = SETTLE_S) -> None:
+        """Until the pool is whole, and every stream that was in flight goes on or has ended.
+
+        What was on its way when the fault came is over within `QUIET_S` and proves nothing.
+        """
+        since, flying = time.monotonic() + QUIET_S, load.in_flight
+
         def all_go_on() -> bool:
             return all(outcome.ended_at or outcome.arrivals[-1] > since for outcome in flying)
 
-        time.sleep(QUIET_S)  # gauges of before the fault prove nothing either
-        wait_for("all processes", is_whole, seconds)
+        self.wait_whole(seconds)
         wait_for("tokens of every stream in flight", all_go_on, seconds)
 
     def _gateways_live(self) -> bool:
@@ -261,15 +268,16 @@ def references(stack: Stack, model: FaultModel) -> list[Reference]:
 
 @contextmanager
 def fault_run(options: Options, keep: bool = False) -> Iterator[FaultRun]:
-    """A run in a folder of its own, which goes with it unless `keep` is set or it fails."""
+    """A run in a folder of its own, which goes with it unless `keep` is set, or becomes so, or the run breaks off."""
     folder = Path(tempfile.mkdtemp(prefix="pagewire-fault-"))
     title = f"faults (seed {options.seed}, {options.model} model, pid {os.getpid()})"
+    run = FaultRun(options, Report(title), folder, keep)
     try:
-        yield FaultRun(options, Report(title), folder)
+        yield run
     except BaseException:
         print(f"logs are kept in {folder}", flush=True)
         raise
-    if keep:
+    if run.keep:
         print(f"logs are kept in {folder}", flush=True)
     else:
         shutil.rmtree(folder, ignore_errors=True)

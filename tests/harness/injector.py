@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,7 @@ class Hit:
     victim: str
     """Name and pid."""
     num_in_flight: int
+    """Streams, at that moment."""
 
 
 class Injector:
@@ -39,16 +41,17 @@ class Injector:
         self._pool = pool
         self._fault_dir = fault_dir
 
-    def carry_out(self, fault: Fault, num_in_flight: int) -> Hit:
-        """Returns when the fault has hit, a pause when it is over.
+    def carry_out(self, fault: Fault, count: Callable[[], int]) -> Hit:
+        """Returns when the fault has hit, a pause when it is over. `count` says how many streams are in flight.
 
         Raises:
             TimeoutError: it did not hit.
         """
         if fault.kind.action is Action.WINDOW:
             at, pid = self.in_window(FaultPoint(fault.kind.point), index=fault.index)
-            return Hit(fault, at, f"{fault.kind.service} {pid}", num_in_flight)
-        child, at = self._choose(fault), time.monotonic()
+            return Hit(fault, at, f"{fault.kind.service} {pid}", count())
+        child = self._choose(fault)
+        at, num_in_flight = time.monotonic(), count()
         if fault.kind.action is Action.PAUSE:
             self.pause(child, fault.seconds)
         else:

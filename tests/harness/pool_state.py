@@ -15,7 +15,7 @@ from shared.leases import decode_lease, read_members
 from shared.messages import Decoder, Lease, PoolStats, UsageRecord, WorkerState
 from shared.redis_client import RedisFailure, connect
 from shared.scripts import FenceState, read_fence
-from shared.streams import scan
+from shared.streams import START, scan
 from tests.harness.stack import Stack
 
 T = TypeVar("T")
@@ -104,7 +104,12 @@ class PoolState:
 
     def usage(self) -> list[UsageRecord]:
         """Every usage record so far."""
-        return [_usage.decode(entry.payload) for entry in scan(self.client, self.keys.usage)]
+        return [record for _, record in self.usage_after(START)]
+
+    def usage_after(self, entry_id: str) -> list[tuple[str, UsageRecord]]:
+        """Usage records that came after one, with the ids of their entries."""
+        found = scan(self.client, self.keys.usage, after=entry_id)
+        return [(entry.entry_id, _usage.decode(entry.payload)) for entry in found]
 
     def keys_by_kind(self) -> dict[str, int]:
         """How many keys there are of each kind; request records that will expire are kinds of their own."""

@@ -73,7 +73,7 @@ class TcpProxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _cut(self, rng: random.Random, share: float) -> int:
-        numbers = list(self._writers)
+        numbers = [number for number, writer in self._writers.items() if not writer.transport.is_closing()]
         chosen = rng.sample(numbers, min(len(numbers), max(1, round(share * len(numbers)))))
         for number in chosen:
             _reset(self._writers[number])

@@ -139,9 +139,12 @@ class Stack:
             time.sleep(0.1)
         return pids
 
-    def metric(self, name: str, **labels: str) -> float:
-        """Sum of the gateway's samples `pagewire:<name>` that carry these labels; 0 if there are none."""
-        text = httpx.get(f"{self.url}/metrics", timeout=10).text
+    def metric(self, name: str, /, url: str = "", **labels: str) -> float:
+        """Sum of the gateway's samples `pagewire:<name>` that carry these labels; 0 if there are none.
+
+        `url`: of one gateway of several.
+        """
+        text = httpx.get(f"{url or self.url}/metrics", timeout=10).text
         return sum(
             sample.value
             for family in text_string_to_metric_families(text)

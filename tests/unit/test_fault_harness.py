@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.report import Report
+from tests.harness import crowd
 from tests.harness.audit import Audit
 from tests.harness.chaos_plan import KILLS, WINDOWS, Action, FaultKind, plan_faults, spread
 from tests.harness.fault_pages import write_pages
 from tests.harness.fault_run import FaultRun, Options, Recovery
 from tests.harness.injector import Hit
 from tests.harness.proxy import TcpProxy
+from tests.harness.sizes import Sizes
 from tests.harness.streams import Outcome, Reference
 
 REFERENCE = Reference({}, "abcd", (1, 2, 3, 4))
@@ -54,6 +56,34 @@ def test_a_stream_that_is_not_exactly_its_reference_is_a_fault(wrong: Outcome) -
     assert not outcome().fault()
 
 
+def answer(text: str, tokens: int, reason: str = "length") -> dict[str, object]:
+    return {"choices": [{"text": text, "finish_reason": reason}], "usage": {"completion_tokens": tokens}}
+
+
+@pytest.mark.parametrize(
+    ("chunks", "ending"),
+    [
+        ([answer("ab", 2)], "complete"),
+        ([{"choices": [{"text": "a", "finish_reason": None}]}, answer("b\ufffd", 2)], "complete"),
+        ([], "incomplete"),
+        ([{"error": {}}], "incomplete"),
+        ([answer("b", 2)], "another text"),
+        ([answer("ab", 3)], "another end"),
+        ([answer("ab", 2, "stop")], "another end"),
+    ],
+)
+def test_an_answer_in_a_crowd_is_the_beginning_of_its_text(chunks: list[dict[str, object]], ending: str) -> None:
+    (visit,) = crowd.plan_visits(0, [Reference({"stream_options": {}}, "abc", (1, 2, 3))], 1, leaving=0, max_tokens=1)
+    visit.body["max_tokens"] = 2
+    assert crowd.judge(visit, chunks) == ending
+
+
+def test_growth_is_told_of_what_was_sampled_when_warm() -> None:
+    sizes = Sizes({"flat": [1.0, *[5.0] * 9], "grown": [1.0, 1.0, 1.0, *(float(size) for size in range(4, 11))]})
+    flat, grown = sizes.rows()
+    assert flat["growth"] == 1.0 and grown["growth"] == 10.0 / 4.0
+
+
 def test_recovery_is_the_longest_pause_after_the_fault() -> None:
     stream = outcome()
     stream.arrivals = [1.0, 2.0, 5.0, 5.5, 9.0]
@@ -84,7 +114,7 @@ def test_the_proxy_forwards_delays_and_cuts() -> None:
                 with pytest.raises(ConnectionError):
                     first.recv(10)
             proxy.go_down()
-            with socket.create_connection(address, timeout=10) as refused, pytest.raises(ConnectionError):
+            with pytest.raises(ConnectionError), socket.create_connection(address, timeout=10) as refused:
                 refused.recv(10)
 
 

@@ -61,7 +61,7 @@ def _pause(scene: Scene, victim: _Victim) -> None:
             time.sleep(rng.uniform(0, 1))
             load.wait_in_flight(STREAMS)
             _pause_once(scene, victim, place, rng.uniform(SHORTEST_PAUSE_S, LONGEST_PAUSE_S))
-            scene.settle(load)
+            scene.wait_whole()
     audit = scene.audit(load)
     num_refused = scene.pool.refused_writes(victim.writer)
     scene.run.add_audit(scene.name, audit, faults=options.repeats, late_writes_refused=num_refused)

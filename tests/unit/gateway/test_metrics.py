@@ -34,7 +34,7 @@ def samples(metrics: Metrics) -> dict[tuple[str, str], float]:
 
 
 def make_metrics(stats: PoolStats | None = None, prefix: str = "vllm:") -> Metrics:
-    return Metrics(prefix, "m", lambda: PoolView(0.0, stats=stats), lambda: 3)
+    return Metrics(prefix, "m", lambda: PoolView(0.0, stats=stats), live=lambda: 3, tasks=lambda: 7)
 
 
 def test_the_page_lists_every_metric() -> None:
@@ -79,7 +79,7 @@ def test_what_the_leader_told_is_shown() -> None:
 
 def test_old_numbers_of_the_pool_are_not_shown() -> None:
     names = {name for name, _ in samples(make_metrics(None))}
-    assert "vllm:gateway_live_requests" in names and "vllm:num_requests_running" not in names
+    assert {"vllm:gateway_live_requests", "vllm:gateway_tasks"} <= names and "vllm:num_requests_running" not in names
 
 
 def test_a_leader_of_another_version_breaks_nothing() -> None:
@@ -92,7 +92,7 @@ def test_the_step_profile_of_each_worker_is_shown() -> None:
     counts[2] = 3
     profile = (StepTimes("attention", tuple(counts), 0.006), StepTimes("of another version", (1, 2), 3.0))
     worker = Lease("gpu_worker", "worker-0", "i", 1, WorkerState.READY, step_times=profile)
-    metrics = Metrics("", "m", lambda: PoolView(0.0, workers=(worker,)), lambda: 0)
+    metrics = Metrics("", "m", lambda: PoolView(0.0, workers=(worker,)), live=int, tasks=int)
     found = [
         (sample.name, sample.labels["worker"], sample.labels["part"], sample.value)
         for family in text_string_to_metric_families(metrics.render().decode())
