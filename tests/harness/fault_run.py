@@ -20,7 +20,7 @@ from services.cli.state_dir import SERVICES
 from tests.harness.audit import Audit
 from tests.harness.chaos_plan import Fault
 from tests.harness.fault_model import TINY, FaultModel, prepare_model
-from tests.harness.injector import Hit, Injector
+from tests.harness.injector import Hit, Injector, services_struck
 from tests.harness.pool_state import PoolState, wait_for
 from tests.harness.ports import free_port
 from tests.harness.reference_text import complete_all, records_of
@@ -183,29 +183,38 @@ class Scene:
     references: list[Reference] = field(default_factory=list)
     num_usage_before: int = 0
     """Of the references."""
+    began_at: float = field(default_factory=time.monotonic)
 
     def load(self, count: int, urls: Sequence[str] = ()) -> StreamLoad:
         """Streams at these gateways (none: at all), to be used as a context manager."""
         return StreamLoad(urls or self.stack.gateway_urls(), self.references, count, seed=self.run.options.seed)
 
     def strike(self, fault: Fault, load: StreamLoad, num_in_flight: int) -> Hit:
-        """Carry out one fault with so many streams in flight, and wait until the pool is whole again."""
+        """Carry out one fault with so many streams in flight, once whom it strikes has recovered from earlier ones.
+
+        Others may still be starting: a gateway dies while a worker loads.
+        """
+        self.wait_whole(services_struck(fault.kind))
         time.sleep(fault.after_s)
         load.wait_in_flight(num_in_flight)
         hit = self.injector.carry_out(fault, lambda: len(load.in_flight))
         self.run.hits.append((self.name, hit))
-        self.wait_whole()
         return hit
 
-    def wait_whole(self, seconds: float = SETTLE_S) -> None:
-        """Until all processes are there, standbys follow, the leader has all workers."""
+    def wait_whole(self, services: Sequence[str] = SERVICES, seconds: float = SETTLE_S) -> None:
+        """Until all processes of these services are there: standbys follow, the leader has all workers."""
+        is_ready = {
+            "gateway": self._gateways_live,
+            "scheduler": self.pool.is_standby_hot,
+            "gpu_worker": lambda: self.pool.num_serving() == WORKERS,
+        }
 
-        def is_whole() -> bool:
-            there = all(len(self.pool.children(name)) >= count for name, count in self.num_processes.items())
-            return there and self.pool.is_standby_hot() and self.pool.num_serving() == WORKERS and self._gateways_live()
+        def is_whole(service: str) -> bool:
+            is_there = len(self.pool.children(service)) >= self.num_processes[service]
+            return is_there and is_ready.get(service, lambda: True)()
 
         time.sleep(QUIET_S)  # gauges of before the fault prove nothing
-        wait_for("all processes", is_whole, seconds)
+        wait_for(f"all of {', '.join(services)}", lambda: all(map(is_whole, services)), seconds)
 
     def settle(self, load: StreamLoad, seconds: float = SETTLE_S) -> None:
         """Until the pool is whole, and every stream that was in flight goes on or has ended.
@@ -217,7 +226,7 @@ class Scene:
         def all_go_on() -> bool:
             return all(outcome.ended_at or outcome.arrivals[-1] > since for outcome in flying)
 
-        self.wait_whole(seconds)
+        self.wait_whole(seconds=seconds)
         wait_for("tokens of every stream in flight", all_go_on, seconds)
 
     def _gateways_live(self) -> bool:

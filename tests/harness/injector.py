@@ -11,7 +11,7 @@ import psutil
 
 from services.cli.state_dir import ChildState
 from shared.fault_points import FaultPoint
-from tests.harness.chaos_plan import Action, Fault
+from tests.harness.chaos_plan import Action, Fault, FaultKind
 from tests.harness.pool_state import PoolState, wait_for
 
 TRIGGERS = {
@@ -20,6 +20,12 @@ TRIGGERS = {
     FaultPoint.TICKS_REPLAYED: "scheduler",
 }
 """Windows in which nobody is unless something happened before: the service of which a process is killed for it."""
+
+
+def services_struck(kind: FaultKind) -> tuple[str, ...]:
+    """Of whom a process dies."""
+    trigger = TRIGGERS.get(FaultPoint(kind.point)) if kind.point else None
+    return tuple(sorted({kind.service, trigger or kind.service}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ def _strike(scene: Scene, wanted: Mapping[FaultKind, int]) -> None:
     with scene.load(options.streams + SPARE) as load:
         for fault in plan_faults(options.seed, wanted):
             num_counted += _strike_once(scene, fault, load)
+        scene.wait_whole()
     scene.run.add_audit(scene.name, scene.audit(load), faults=num_counted)
     name = f"{scene.name}: faults with {options.streams} streams in flight or more"
     scene.run.report.bars.append(Bar(name, num_counted, sum(wanted.values()), "", at_least=True))
@@ -54,8 +55,7 @@ def _strike_once(scene: Scene, fault: Fault, load: StreamLoad) -> bool:
     wanted = scene.run.options.streams
     for _ in range(MOST_TRIES):
         hit = scene.strike(fault, load, wanted)
-        whole_s = time.monotonic() - hit.at
-        said = f"{hit.num_in_flight} streams in flight, whole after {whole_s:.1f} s"
+        said = f"{hit.num_in_flight} streams in flight, {time.monotonic() - scene.began_at:.0f} s"
         print(f"  {hit.fault.kind} ({hit.victim}), {said}", flush=True)
         if hit.num_in_flight >= wanted:
             return True
