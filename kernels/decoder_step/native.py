@@ -139,6 +139,8 @@ class NativeDecoder:
         self._decoder = _decoder(tensors, self._layers)
         self._workspace = torch.empty(0, dtype=torch.uint8)
         self._attention_s = np.zeros(1)
+        self._attention_at = self._attention_s.ctypes.data
+        self._last_cache: tuple[torch.Tensor, _Cache] | None = None
         self._step = library.function("pw_decoder_step", Pointer, Pointer, Pointer)
         self._workspace_bytes = library.function("pw_workspace_bytes", Pointer, Int, result=Int)
 
@@ -189,10 +191,16 @@ class NativeDecoder:
             self._workspace.data_ptr(),
             logits,
             largest,
-            self._attention_s.ctypes.data,
+            self._attention_at,
         )
         self._attention_s[0] = 0.0
-        self._step(ctypes.byref(self._decoder), ctypes.byref(_cache(cache)), ctypes.byref(step))
+        self._step(ctypes.byref(self._decoder), ctypes.byref(self._cache_of(cache)), ctypes.byref(step))
+
+    def _cache_of(self, data: torch.Tensor) -> _Cache:
+        """Of the tensor that came last, which is nearly always the same, the structure is kept."""
+        if self._last_cache is None or self._last_cache[0] is not data:
+            self._last_cache = (data, _cache(data))
+        return self._last_cache[1]
 
 
 def _cache(data: torch.Tensor) -> _Cache:

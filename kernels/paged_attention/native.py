@@ -66,7 +66,8 @@ class NativeBatch:
     def rows(self) -> Rows:
         """Points into the arrays."""
         tables = self.block_tables
-        pointers = (array.ctypes.data for array in (self.query_lens, self.context_lens, tables))
+        # `array.ctypes.data` is the same, and takes several times as long.
+        pointers = [a.__array_interface__["data"][0] for a in (self.query_lens, self.context_lens, tables)]
         return Rows(*pointers, tables.shape[1], len(tables))
 
 

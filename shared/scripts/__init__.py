@@ -39,6 +39,13 @@ def _run(client: redis.Redis, script: _Script, keys: Sequence[str], args: Sequen
         return client.eval(script.source, len(keys), *keys, *args)  # type: ignore[arg-type]
 
 
+def _run_here(channel: Channel, script: _Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
+    try:
+        return channel.execute("EVALSHA", script.sha, len(keys), *keys, *args)
+    except NoScriptError:
+        return channel.execute("EVAL", script.source, len(keys), *keys, *args)
+
+
 # ---------------------------------------------------------------- operations of a fenced append
 
 
@@ -178,7 +185,7 @@ def _forgive_landed(
 
 
 def publish_step(
-    client: redis.Redis, keys: Keys, *, worker: str, incarnation: int, step_id: int, payload: bytes
+    client: redis.Redis | Channel, keys: Keys, *, worker: str, incarnation: int, step_id: int, payload: bytes
 ) -> AppendStatus:
     """Append an encoded `StepResult` to the step log if `incarnation` is current and `step_id` the next one."""
     call = _append_call(
@@ -189,7 +196,10 @@ def publish_step(
         name=f"step:{worker}",
         sequence=step_id,
     )
-    return AppendStatus(_run(client, _FENCED_APPEND, call.keys, [*call.fence, *call.operations]).decode())
+    arguments = [*call.fence, *call.operations]
+    if isinstance(client, Channel):
+        return AppendStatus(_run_here(client, _FENCED_APPEND, call.keys, arguments).decode())
+    return AppendStatus(_run(client, _FENCED_APPEND, call.keys, arguments).decode())
 
 
 # ---------------------------------------------------------------- leadership and fencing

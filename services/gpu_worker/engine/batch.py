@@ -48,7 +48,7 @@ class BlockTables:
         for row, block in pairs.tolist():
             self.host[row, self.num_blocks[row]] = block
             self.num_blocks[row] += 1
-        self._send(np.unique(pairs[:, 0]))
+        self._send(pairs[:, 0])
 
     def read(self, row: int) -> IntArray:
         """A copy of the row's block ids."""
@@ -57,7 +57,8 @@ class BlockTables:
     def of(self, rows: IntArray, num_blocks: int) -> torch.Tensor:
         """At least the first `num_blocks` entries of each of `rows`, on the device: no more of them than whole
         sixteens, which Triton kernels are compiled for."""
-        return self.device[:, : -(-num_blocks // 16) * 16][torch.from_numpy(rows).to(self.device.device)]
+        whole = self.device[:, : -(-num_blocks // 16) * 16]
+        return whole.index_select(0, torch.from_numpy(rows).to(self.device.device))
 
     def replace(self, tables: Mapping[int, IntArray]) -> None:
         """Give rows other tables."""
@@ -69,7 +70,7 @@ class BlockTables:
     def _send(self, changed: IntArray) -> None:
         """Bring rows to the device, if it has a memory of its own."""
         if self.device.device.type != "cpu":
-            rows = torch.from_numpy(changed)
+            rows = torch.from_numpy(np.unique(changed))
             self.device[rows.to(self.device.device)] = torch.from_numpy(self.host)[rows].to(self.device.device)
 
     def slots(self, rows: IntArray, positions: IntArray, block_size: int) -> IntArray:

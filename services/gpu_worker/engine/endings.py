@@ -45,7 +45,7 @@ class Endings:
         for place in np.flatnonzero(self._has_stops[rows]):
             if int(tokens[place]) in self._stops[int(rows[place])]:
                 reasons[place] = EndReason.STOP_TOKEN
-        is_eos = np.isin(tokens, self._eos) & ~self._ignores_eos[rows]
+        is_eos = (tokens[:, None] == self._eos).any(1) & ~self._ignores_eos[rows]
         reasons[is_eos] = EndReason.EOS
         reasons[~ok] = EndReason.ERROR
         return reasons

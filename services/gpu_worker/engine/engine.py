@@ -28,7 +28,7 @@ from services.gpu_worker.engine.validation import check_plan
 from services.gpu_worker.engine.warm_up import warm_up_plans
 from services.gpu_worker.models.model import ForwardInputs, Model
 from services.gpu_worker.profile import Part, StepProfile
-from services.gpu_worker.sampling.sampler import Sampled, Sampler
+from services.gpu_worker.sampling.sampler import Sampled, Sampler, are_finite
 from shared.errors import ConfigError
 from shared.fault_points import FaultPoint, pass_point
 from shared.messages import NewRow, StepPlan, StepResult
@@ -65,6 +65,7 @@ class Engine:
             raise ConfigError(f"max_model_len {config.max_model_len}: the model has {model.num_positions} positions")
         self.model = model
         self.cache = cache
+        self._k_cache = cache.layer(0)[0]
         self.config = config
         self.pool = pool if pool is not None else allocate_pool(cache, 0)
         self._clock = clock
@@ -147,7 +148,7 @@ class Engine:
         beams = self._beams.make(plan.beams, parents)
         if len(checked.pairs):
             self._batch.tables.append(checked.pairs)
-        inputs = build_inputs(self._batch, beams, plan.chunks, self.cache)
+        inputs = build_inputs(self._batch, beams, plan.chunks, self._k_cache)
         if inputs is None:
             return self._result(plan, nothing(), left)
         self.profile.observe(Part.INPUT_BUILD, self._clock() - started - copying)
@@ -196,7 +197,7 @@ class Engine:
         finish: Callable[[], Outcome]
         if self._is_greedy(rows):
             tokens, largest = self._timed(runner.forward_largest, inputs)
-            finish = partial(self._take, Sampled(tokens, largest.isfinite()), rows, inputs.completed_rows)
+            finish = partial(self._take, Sampled(tokens, are_finite(largest)), rows, inputs.completed_rows)
         else:
             finish = partial(self._choose, self._timed(runner.forward, inputs), inputs)
         for row, size in chunks:
@@ -250,7 +251,7 @@ class Engine:
         if not len(rows):
             return nothing()
         batch, output_index = self._batch, self._output_index(rows)
-        batch.last_token[torch.from_numpy(rows).to(self.model.device)] = sampled.tokens
+        batch.last_token.index_copy_(0, torch.from_numpy(rows).to(self.model.device), sampled.tokens)
         # The one transfer to the host: tokens, with -1 where the logits were not finite.
         tokens = torch.where(sampled.ok, sampled.tokens, -1).cpu().numpy()
         ok = (tokens >= 0) & ~batch.is_unusable[rows]

@@ -2,17 +2,20 @@
 then named beams), then the chunks."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from kernels.kv_layout.api import run_shape
 from kernels.paged_attention.api import prepare
-from services.gpu_worker.cache.kv_cache import KVCache
 from services.gpu_worker.engine.batch import Batch
 from services.gpu_worker.models.model import ForwardInputs
 
 IntArray = npt.NDArray[np.int64]
+
+_NO_ROWS: IntArray = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,33 +37,68 @@ class StepInputs:
     """Slots of the cache that the pass writes to."""
 
 
+class Flat(NamedTuple):
+    """Rows of a step, and the tokens that each of them computes."""
+
+    rows: IntArray
+    query_lens: IntArray
+    """Of each row; they sum up to the number of tokens."""
+    context_lens: IntArray
+    row_of_token: IntArray
+    positions: IntArray
+    """Of each token."""
+
+
 def build_inputs(
-    batch: Batch, beams: IntArray, chunks: tuple[tuple[int, int], ...], cache: KVCache
+    batch: Batch, beams: IntArray, chunks: tuple[tuple[int, int], ...], k_cache: torch.Tensor
 ) -> StepInputs | None:
-    """The step's tensors, or None if it computes nothing. `beams`: [n] rows that were named."""
+    """The step's tensors, or None if it computes nothing.
+
+    Args:
+        beams: [n] rows that were named.
+        k_cache: keys of any layer.
+    """
     single = np.concatenate((batch.decode_rows, beams)) if len(beams) else batch.decode_rows
-    if not len(single) and not chunks:
-        return None
+    if not chunks:
+        return _without_chunks(batch, single, k_cache) if len(single) else None
     rows, sizes = _columns(chunks)
     starts = batch.num_computed[rows]
     completes = starts + sizes == batch.num_tokens[rows]
     all_rows = np.concatenate((single, rows))
     query_lens = np.concatenate((np.ones(len(single), np.int64), sizes))
     context_lens = np.concatenate((batch.num_tokens[single], starts + sizes))
-    flat_rows, positions = _flatten(all_rows, query_lens, context_lens)
-    device = batch.last_token.device
-    tables = batch.tables.of(all_rows, -(-int(context_lens.max()) // cache.block_size))
-    slots = batch.tables.slots(flat_rows, positions, cache.block_size)
-    forward = ForwardInputs(
-        token_ids=_token_ids(batch, single, rows, sizes),
-        positions=torch.from_numpy(positions).to(device),
-        slot_mapping=torch.from_numpy(slots).to(device),
-        attention=prepare(query_lens, context_lens, tables, cache.layer(0)[0]),
-        sample_at=_sample_at(len(single), sizes, completes, device) if len(rows) else None,
-    )
+    flat = Flat(all_rows, query_lens, context_lens, *_flatten(all_rows, query_lens, context_lens))
+    tokens = _token_ids(batch, single, rows, sizes)
+    sample_at = _sample_at(len(single), sizes, completes, tokens.device)
+    forward, slots = _forward_inputs(batch, flat, tokens, sample_at, k_cache)
     sampled = np.concatenate((single, rows[completes]))
-    num_pairs = int(positions[len(single) :].sum()) + int(sizes.sum())
+    num_pairs = int(flat.positions[len(single) :].sum()) + int(sizes.sum())
     return StepInputs(forward, sampled, rows[completes], len(single), int(sizes.sum()), num_pairs, slots)
+
+
+def _without_chunks(batch: Batch, single: IntArray, k_cache: torch.Tensor) -> StepInputs:
+    """Most steps are such. The products have just filled the caches, so what is not done here would be slow."""
+    context_lens = batch.num_tokens[single]
+    flat = Flat(single, np.ones_like(single), context_lens, single, context_lens - 1)
+    forward, slots = _forward_inputs(batch, flat, _last_tokens(batch, single), None, k_cache)
+    return StepInputs(forward, single, _NO_ROWS, len(single), 0, 0, slots)
+
+
+def _forward_inputs(
+    batch: Batch, flat: Flat, token_ids: torch.Tensor, sample_at: torch.Tensor | None, k_cache: torch.Tensor
+) -> tuple[ForwardInputs, IntArray]:
+    """A forward pass, and the slots that it writes to."""
+    block_size = run_shape(k_cache)[1]
+    tables = batch.tables.of(flat.rows, -(-int(flat.context_lens.max()) // block_size))
+    slots = batch.tables.slots(flat.row_of_token, flat.positions, block_size)
+    forward = ForwardInputs(
+        token_ids=token_ids,
+        positions=torch.from_numpy(flat.positions).to(token_ids.device),
+        slot_mapping=torch.from_numpy(slots).to(token_ids.device),
+        attention=prepare(flat.query_lens, flat.context_lens, tables, k_cache),
+        sample_at=sample_at,
+    )
+    return forward, slots
 
 
 def _columns(chunks: tuple[tuple[int, int], ...]) -> tuple[IntArray, IntArray]:
@@ -77,15 +115,17 @@ def _flatten(rows: IntArray, query_lens: IntArray, context_lens: IntArray) -> tu
 
 def _token_ids(batch: Batch, single: IntArray, rows: IntArray, sizes: IntArray) -> torch.Tensor:
     device = batch.last_token.device
-    last = batch.last_token[torch.from_numpy(single).to(device)]
-    if not len(rows):
-        return last
+    last = _last_tokens(batch, single)
     pieces = []
     for row, size in zip(rows.tolist(), sizes.tolist(), strict=True):
         tokens, start = batch.pending[row], int(batch.num_computed[row])
         assert tokens is not None, "a row with a chunk is in prefill"
         pieces.append(tokens[start : start + size])
     return torch.cat((last, torch.from_numpy(np.concatenate(pieces)).to(device)))
+
+
+def _last_tokens(batch: Batch, rows: IntArray) -> torch.Tensor:
+    return batch.last_token.index_select(0, torch.from_numpy(rows).to(batch.last_token.device))
 
 
 def _sample_at(

@@ -17,6 +17,8 @@ from shared.packing import unpack_int32
 
 IntArray = npt.NDArray[np.int64]
 
+_NO_PAIRS: IntArray = np.zeros((0, 2), np.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class Checked:
@@ -67,10 +69,10 @@ def _check_new_row(new: NewRow) -> None:
 
 
 def _live_pairs(plan: StepPlan, batch: Batch, added: dict[int, NewRow], num_blocks: int) -> IntArray:
+    if not plan.blocks:
+        return _NO_PAIRS
     require(len(plan.blocks) % 8 == 0, "blocks are no pairs")
     pairs = np.asarray(unpack_int32(plan.blocks), np.int64).reshape(-1, 2)
-    if not len(pairs):
-        return pairs
     rows, blocks = pairs[:, 0], pairs[:, 1]
     require(all_within(rows, batch.num_rows), f"blocks name a row outside 0 to {batch.num_rows - 1}")
     require(all_within(blocks, num_blocks), f"a block id is outside 0 to {num_blocks - 1}")
@@ -83,18 +85,12 @@ def _live_pairs(plan: StepPlan, batch: Batch, added: dict[int, NewRow], num_bloc
 
 def _check_cover(plan: StepPlan, batch: Batch, added: dict[int, NewRow], pairs: IntArray, limits: Limits) -> None:
     """Every token that the step computes must have a place in its row's blocks, and none be past the longest row."""
-    owned = batch.tables.num_blocks.copy()
-    owned[list(added)] = 0
-    for beam in plan.beams:
-        owned[beam.row] = batch.tables.num_blocks[beam.parent]
-    np.add.at(owned, pairs[:, 0], 1)
-    require(bool((owned <= batch.tables.max_blocks).all()), f"a row owns more than {batch.tables.max_blocks} blocks")
+    owned = _owned_blocks(plan, batch, added, pairs)
     capacity = np.minimum(owned * limits.block_size, limits.max_model_len)  # the last block may reach further
     check_places(plan.beams, batch, pairs, capacity, limits.block_size)
     decode = batch.decode_rows
-    short = decode[batch.num_tokens[decode] > capacity[decode]]
-    short = short[~np.isin(short, plan.dropped)]
-    require(not len(short), f"row {short[0] if len(short) else 0} has no block for its last token")
+    for row in decode[batch.num_tokens[decode] > capacity[decode]].tolist():
+        require(row in plan.dropped, f"row {row} has no block for its last token")
     require(len(dict(plan.chunks)) == len(plan.chunks), "a row has two chunks")
     for row, size in plan.chunks:
         require_row(row, batch)
@@ -102,6 +98,19 @@ def _check_cover(plan: StepPlan, batch: Batch, added: dict[int, NewRow], pairs: 
         end = computed + size
         require(size >= 1 and end <= known, f"row {row}: chunk of {size} after {computed} of {known} tokens")
         require(end <= capacity[row], f"row {row}: chunk up to token {end}, blocks for {capacity[row]}")
+
+
+def _owned_blocks(plan: StepPlan, batch: Batch, added: dict[int, NewRow], pairs: IntArray) -> IntArray:
+    """Blocks of each row once the plan is applied."""
+    if not (added or plan.beams or len(pairs)):
+        return batch.tables.num_blocks
+    owned = batch.tables.num_blocks.copy()
+    owned[list(added)] = 0
+    for beam in plan.beams:
+        owned[beam.row] = batch.tables.num_blocks[beam.parent]
+    np.add.at(owned, pairs[:, 0], 1)
+    require(bool((owned <= batch.tables.max_blocks).all()), f"a row owns more than {batch.tables.max_blocks} blocks")
+    return owned
 
 
 def _progress(row: int, batch: Batch, added: dict[int, NewRow], plan: StepPlan) -> tuple[int, int]:

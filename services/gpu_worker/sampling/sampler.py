@@ -40,6 +40,11 @@ class Sparse:
     values: npt.NDArray[np.float32]
 
 
+def are_finite(values: torch.Tensor) -> torch.Tensor:
+    """As `values.isfinite()`, which takes three times as many operations."""
+    return (values - values) == 0
+
+
 class Sampler:
     """Parameters and token counts of the batch's rows."""
 
@@ -102,7 +107,7 @@ class Sampler:
     def _sample(self, logits: torch.Tensor, rows: IntArray, output_index: IntArray) -> Sampled:
         needs = self._needs(rows, output_index)
         largest, tokens = logits.max(-1)
-        ok = largest.isfinite()  # a NaN anywhere in the row is its maximum
+        ok = are_finite(largest)  # a NaN anywhere in the row is its maximum
         if not needs.any():
             return Sampled(tokens, ok)
         if (needs & ~Need.RANDOM).any():
@@ -121,6 +126,8 @@ class Sampler:
     def _needs(self, rows: IntArray, output_index: IntArray) -> IntArray:
         """What each row asks for beyond its largest logit."""
         needs = self._rows.needs[rows]
+        if not needs.any():
+            return needs
         return np.where(output_index < self._rows.min_tokens[rows], needs, needs & ~Need.MIN_TOKENS)
 
     def _change(self, logits: torch.Tensor, rows: IntArray, needs: IntArray) -> None:

@@ -22,7 +22,7 @@ from services.gpu_worker.service.publisher import Publisher
 from services.gpu_worker.service.roster import BatchRoster
 from services.gpu_worker.service.seat import Seat
 from shared.messages import StepPlan, StepResult
-from shared.redis_client import RedisFailure, connect
+from shared.redis_client import RedisFailure, connect, open_channel
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class Incarnation:
         self._inbox = Inbox(self._watch)
         self._on_stuck = on_stuck
         self._is_over = threading.Event()
-        self._publisher = Publisher(self._client, seat, self._inbox, engine.profile)
+        self._publisher = Publisher(open_channel(url), seat, self._inbox, engine.profile)
         self._reader = PlanReader(url, seat, self._inbox, published=lambda: self._publisher.published)
         self._roster = BatchRoster()
         self._entry: PlanEntry | None = None

@@ -11,8 +11,8 @@ from services.gpu_worker.service.inbox import Inbox, PlanEntry
 from services.gpu_worker.service.seat import Seat
 from shared.errors import MalformedMessage, ProtocolError
 from shared.messages import Decoder, StepPlan
-from shared.redis_client import RedisFailure, connect_blocking
-from shared.streams import START, entry_order, last_id, read
+from shared.redis_client import RedisFailure, connect, open_channel_blocking
+from shared.streams import START, entry_order, last_id, read_channel
 
 log = logging.getLogger(__name__)
 _decoder: Decoder[StepPlan] = Decoder(StepPlan)
@@ -25,7 +25,8 @@ class PlanReader:
     """Puts every plan of `seat` into `inbox`, in order and without gaps, from the first one on."""
 
     def __init__(self, url: str, seat: Seat, inbox: Inbox, *, published: Callable[[], int]) -> None:
-        self._client = connect_blocking(url, block_s=BLOCK_S)
+        self._channel = open_channel_blocking(url, block_s=BLOCK_S)
+        self._client = connect(url)
         self._seat = seat
         self._inbox = inbox
         self._published = published
@@ -46,13 +47,14 @@ class PlanReader:
         except Exception as error:  # a reader that ends unnoticed would leave the worker waiting for ever
             self._inbox.fail(error)
         finally:
+            self._channel.close()
             self._client.close()
 
     def _follow(self) -> None:
         position, waits = START, delays()
         while not self._stopped.is_set():
             try:
-                entries = read(self._client, {self._seat.plans: position}, block_ms=int(BLOCK_S * 1000))
+                entries = read_channel(self._channel, {self._seat.plans: position}, block_ms=int(BLOCK_S * 1000))
                 if not entries and not self._is_held():
                     return
             except RedisFailure as error:

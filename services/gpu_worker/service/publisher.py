@@ -5,12 +5,11 @@ import queue
 import threading
 import time
 
-import redis
-
 from services.gpu_worker.profile import Part, StepProfile
 from services.gpu_worker.service.backoff import delays
 from services.gpu_worker.service.inbox import Inbox
 from services.gpu_worker.service.seat import Seat
+from shared.channel import Channel
 from shared.fault_points import FaultPoint, pass_point
 from shared.messages import StepResult, encode
 from shared.redis_client import RedisFailure
@@ -26,9 +25,10 @@ class Publisher:
     closes the inbox: this incarnation is over.
     """
 
-    def __init__(self, client: redis.Redis, seat: Seat, inbox: Inbox, profile: StepProfile) -> None:
+    def __init__(self, channel: Channel, seat: Seat, inbox: Inbox, profile: StepProfile) -> None:
+        """`channel` is this lane's alone."""
         self._profile = profile
-        self._client = client
+        self._channel = channel
         self._seat = seat
         self._inbox = inbox
         self._results: queue.SimpleQueue[StepResult | None] = queue.SimpleQueue()
@@ -60,6 +60,8 @@ class Publisher:
             self._follow()
         except Exception as error:  # a publisher that ends unnoticed would leave the scheduler waiting for ever
             self._inbox.fail(error)
+        finally:
+            self._channel.close()
 
     def _follow(self) -> None:
         while not self._stopped.is_set():
@@ -83,7 +85,7 @@ class Publisher:
         for delay in delays():
             try:
                 return publish_step(
-                    self._client,
+                    self._channel,
                     seat.keys,
                     worker=seat.worker,
                     incarnation=seat.incarnation,
