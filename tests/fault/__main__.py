@@ -27,7 +27,8 @@ def main() -> int:
             started = time.monotonic()
             _try(name, run)
             print(f"  {name}: {time.monotonic() - started:.0f} s", flush=True)
-        return _finish(run, arguments.out)
+            _write(run, arguments.out)
+        return run.report.finish(arguments.out / "fault.json" if arguments.out else None)
 
 
 def _try(name: str, run: FaultRun) -> None:
@@ -40,15 +41,14 @@ def _try(name: str, run: FaultRun) -> None:
         run.keep = True
 
 
-def _finish(run: FaultRun, out: Path | None) -> int:
+def _write(run: FaultRun, out: Path | None) -> None:
+    """The pages so far: whoever ends a long run keeps what it found."""
     if out is None:
-        return run.report.finish(None)
+        return
     from tests.harness.fault_pages import write_pages
 
     out.mkdir(parents=True, exist_ok=True)
-    code = run.report.finish(out / "fault.json")
     write_pages(run, out)
-    return code
 
 
 def _parse() -> argparse.Namespace:

@@ -46,13 +46,14 @@ def _crowd(run: FaultRun, name: str, count: int, *, leaving: float, max_tokens: 
         asyncio.run(_send(scene, plan[:WARM_UP], Sizes()))
         before = _at_rest(scene, audit)
         sizes.skip_usage(scene)
+        num_before = _num_accepted(scene)
         started = time.monotonic()
         endings = asyncio.run(_send(scene, plan[WARM_UP:], sizes))
         seconds = time.monotonic() - started
         audit.check_idle(scene.pool)
         sizes.read_usage(scene)
         after = _at_rest(scene, audit)
-        _check(audit, sizes, endings)
+        _check(audit, sizes, endings, _num_accepted(scene) - num_before)
     is_settled = seconds > SETTLED_S
     _tell_sizes(run, name, sizes, is_settled)
     _tell_rest(run, name, before, after)
@@ -76,11 +77,17 @@ async def _send(scene: Scene, visits: list[Visit], sizes: Sizes) -> Counter[str]
     return await pay_visits(scene.stack.gateway_urls(), visits, AT_ONCE, on_done)
 
 
-def _check(audit: Audit, sizes: Sizes, endings: Counter[str]) -> None:
+def _num_accepted(scene: Scene) -> float:
+    """Requests whose gateway knows that they were queued; a client that leaves just then is not counted."""
+    return sum(scene.stack.metric("request_params_n_count", url) for url in scene.stack.gateway_urls())
+
+
+def _check(audit: Audit, sizes: Sizes, endings: Counter[str], num_accepted: float) -> None:
     audit.faults += [f"{count} × {how}" for how, count in endings.items() if how not in ("left", "complete")]
     audit.faults += [f"usage of {name}: {number} records" for name, number in sizes.usage.items() if number != 1]
-    if len(sizes.usage) < endings["complete"]:
-        audit.faults.append(f"{len(sizes.usage)} usage records of {endings['complete']} complete requests")
+    if not endings["complete"] <= num_accepted <= len(sizes.usage) <= endings.total():
+        found = f"{len(sizes.usage)} usage records, {num_accepted:g} requests accepted, {endings['complete']} complete"
+        audit.faults.append(found)
 
 
 def _tell_sizes(run: FaultRun, name: str, sizes: Sizes, is_settled: bool) -> None:
