@@ -423,7 +423,7 @@ class World:
         judge_cost(self.config, lane, [left for id, left in after.items() if id not in swapped])
         self.num_back += len(back)
         self._order.judge(self.core, plan, name, len(back))
-        self.counts["prompts cut short"] += judge_prefill(self.config, lane, plan)
+        self.counts.update(judge_prefill(self.config, lane, plan))
         if incarnation == self.incarnations[name] and name in self.workers:
             self.workers[name].inbox.append(plan)
             assert plan.plan_id == self.shadows[name].planned + 1

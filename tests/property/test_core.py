@@ -248,6 +248,7 @@ def test_every_text_is_right_whatever_happens() -> None:
         "hits",
         "salted hits",
         "prompts cut short",
+        "went on beyond the target",
         "evicted",
         "shared",
         "bypassed",

@@ -136,6 +136,7 @@ MECHANISMS = {
     "promoted": 20,
     "salted hits": 20,
     "prompts cut short": 20,
+    "went on beyond the target": 20,
     "requeued": 20,
     "lost": 3,
     "abort while swapped": 3,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from services.scheduler.core import draining, forks
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.placement import Placement
+from services.scheduler.core.prefill_budget import PrefillBudget
 from services.scheduler.core.prefix_cache import CachedBlock
 from services.scheduler.core.request import Request, Signal
 from services.scheduler.core.seats import PlanDraft, Seat
@@ -48,17 +49,19 @@ class Admissions(NamedTuple):
     """Index of each lane to which some request goes that was looked at."""
 
 
-def admit(core: "SchedulerCore", lane: Lane, draft: PlanDraft, budget: int, *, limit: int | None = None) -> int:
-    """Seat the waiting requests whose place is this lane, in order, while budget and rows last; the budget left.
+def admit(
+    core: "SchedulerCore", lane: Lane, draft: PlanDraft, budget: PrefillBudget, *, limit: int | None = None
+) -> None:
+    """Seat the waiting requests whose place is this lane, in order, while budget and rows last.
 
     `limit` bounds how many requests are looked at.
     """
     is_full = lane.pool.num_available <= core.config.room(lane.num_rows)
-    if is_full or not (budget and lane.free_rows and len(core.waiting)):
-        return budget
-    trial = _place(core, lane, budget, limit)
+    if is_full or not (budget.room and lane.free_rows and len(core.waiting)):
+        return
+    trial = _place(core, lane, budget.copy(), limit)
     for request, hits, source, num_passed in trial.placed:
-        if not budget:
+        if not budget.of(request):
             break  # somebody before computes more than was reckoned, because hits were evicted for this very plan
         core.waiting.remove(request)
         is_fresh = not request.has_begun
@@ -77,17 +80,16 @@ def admit(core: "SchedulerCore", lane: Lane, draft: PlanDraft, budget: int, *, l
         if is_fresh:
             core.newly_admitted.append((request.submission.priority, max(0.0, core.now - request.submission.created)))
             core.policy.on_admitted(request, seat.known - seat.computed)
-        budget = lane.prefill_chunk(draft, seat, budget)
+        lane.prefill_chunk(draft, seat, budget)
     if trial.first_target is lane:
         core.times_passed_over = 0
     elif trial.first_target is not None and (lane.clock.num_rows or draft.chunks):
         core.times_passed_over += 1
-    return budget
 
 
-def would_enter(core: "SchedulerCore", lane: Lane, budget: int) -> bool:
+def would_enter(core: "SchedulerCore", lane: Lane, budget: PrefillBudget) -> bool:
     """Whether the next request in order would have a seat in this plan, if those swapped out gave their copies up."""
-    return budget > 0 and bool(_place(core, lane, budget, limit=1, without_copies=lane).placed)
+    return bool(_place(core, lane, budget.copy(), limit=1, without_copies=lane).placed)
 
 
 def _count_hits(core: "SchedulerCore", seat: Seat) -> None:
@@ -139,14 +141,21 @@ class EmptyLanes:
         if self._num_asked == 1 or core.times_passed_over >= PATIENCE * len(core.lanes):
             return True  # to try is no more work; and who waited for long goes wherever he can
         if self._num_asked == 2:
-            self._targets = _place(core, None, core.config.max_num_batched_tokens, None).targets
+            most = core.config.max_num_batched_tokens
+            self._targets = _place(core, None, PrefillBudget(most, most), None).targets
         return lane.index in self._targets
 
 
 def _place(
-    core: "SchedulerCore", lane: Lane | None, budget: int, limit: int | None, *, without_copies: Lane | None = None
+    core: "SchedulerCore",
+    lane: Lane | None,
+    budget: PrefillBudget,
+    limit: int | None,
+    *,
+    without_copies: Lane | None = None,
 ) -> Admissions:
-    """Waiting requests that go to `lane` now; without a lane, only where they would go. Changes nothing."""
+    """Waiting requests that go to `lane` now; without a lane, only where they would go. Spends the budget, and changes
+    nothing else."""
     placement = Placement(core.lanes.values(), core.config, without_copies=without_copies)
     placed: list[Placed] = []
     passed: list[Request] = []
@@ -159,6 +168,8 @@ def _place(
     if lane is not None and not placement.concerns(lane):
         return Admissions([], [], None, targets)
     for request in islice(core.waiting, limit):
+        if not budget.of(request):
+            break
         if may_reserve and not request.has_begun:
             draining.reserve(core, placement)
             may_reserve = False
@@ -183,9 +194,10 @@ def _place(
         if target is lane:
             hits = placement.hits(request, lane) if source is None else []
             placed.append(Placed(request, hits, source, len(passed)))
-            budget -= min(budget, 1 if source else request.num_tokens - len(hits) * core.config.block_size)
+            num_tokens = 1 if source else request.num_tokens - len(hits) * core.config.block_size
+            budget.spend(min(budget.of(request), num_tokens))
             most -= len(passed) > 0
-            if not budget or not placement.has_row(lane):
+            if not placement.has_row(lane):
                 break
         if (passed and most <= 0) or (lane is None and len(targets) == len(core.lanes)):
             break

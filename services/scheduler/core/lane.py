@@ -15,6 +15,7 @@ from services.scheduler.core.decode_clock import DecodeClock
 from services.scheduler.core.extents import NOWHERE
 from services.scheduler.core.history import MAX_STEPS, TokenHistory
 from services.scheduler.core.policies.base import Policy
+from services.scheduler.core.prefill_budget import PrefillBudget
 from services.scheduler.core.prefix_cache import CachedBlock
 from services.scheduler.core.rates import Rates, newest_rates
 from services.scheduler.core.request import Request
@@ -187,16 +188,18 @@ class Lane:
         )
         return seat
 
-    def prefill_chunk(self, draft: PlanDraft, seat: Seat, budget: int) -> int:
-        """Schedule as much of the seat's known tokens as `budget` allows; the budget that is left."""
-        num_scheduled = min(seat.known - seat.computed, budget)
+    def prefill_chunk(self, draft: PlanDraft, seat: Seat, budget: PrefillBudget) -> None:
+        """Schedule as much of the seat's known tokens as the budget has for it, and take that from it."""
+        num_scheduled = min(seat.known - seat.computed, budget.of(seat.request))
+        if not num_scheduled:
+            return
+        budget.spend(num_scheduled)
         seat.computed += num_scheduled
         self.num_prefilled += num_scheduled
         draft.chunks.append((seat.row, num_scheduled))
         draft.reached.append((seat.row, seat.computed))
         if seat.computed == seat.known:
             draft.completed.append(seat)
-        return budget - num_scheduled
 
     def close(self, draft: PlanDraft, tick: Tick) -> StepPlan:
         """Make the draft the lane's next plan and move the clock."""

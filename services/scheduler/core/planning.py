@@ -13,7 +13,7 @@ from services.scheduler.core import beam_rows, draining, swap
 from services.scheduler.core.admission import admit
 from services.scheduler.core.blocks import AllocStatus
 from services.scheduler.core.lane import Lane
-from services.scheduler.core.rates import prefill_tokens_within
+from services.scheduler.core.prefill_budget import PrefillBudget, prefill_budget
 from services.scheduler.core.request import Signal
 from services.scheduler.core.seats import PlanDraft, Seat
 from services.scheduler.core.victims import choose_victim, displaced
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 NO_TICK = Tick(number=0, intake_id="0-0", log_id="0-0", now=0.0)
 """Stands in a plan until `ScheduledPlan.with_tick`."""
-LEAST_PREFILL_BLOCKS = 1.5
-"""What prompts get beside the slowest decode rows: with fewer a pass takes hardly less, for it reads all weights."""
 
 
 def plan_for(core: "SchedulerCore", lane: Lane) -> StepPlan | None:
@@ -45,13 +43,12 @@ def plan_for(core: "SchedulerCore", lane: Lane) -> StepPlan | None:
     draft = PlanDraft(lane.planned + 1)
     lane.grow(draft)
     beam_rows.plan(lane, draft)
-    budget = _prefill_budget(core, lane, lane.clock.num_rows + len(draft.beams))
+    budget = prefill_budget(core.config, lane, lane.clock.num_rows + len(draft.beams))
     running = sorted(lane.prefill.values(), key=lambda seat: core.policy.precedence(seat.request))
     if running and not (shortage or lane.swapped) and _is_claimed(core):
-        budget = admit(core, lane, draft, budget, limit=1)
+        admit(core, lane, draft, budget, limit=1)
     for seat in running:
-        if budget:
-            budget = lane.prefill_chunk(draft, seat, budget)
+        lane.prefill_chunk(draft, seat, budget)
     if not shortage:
         _seat_others(core, lane, draft, budget)
     if not _is_due(lane, draft):
@@ -62,10 +59,10 @@ def plan_for(core: "SchedulerCore", lane: Lane) -> StepPlan | None:
     return lane.close(draft, NO_TICK)
 
 
-def _seat_others(core: "SchedulerCore", lane: Lane, draft: PlanDraft, budget: int) -> None:
+def _seat_others(core: "SchedulerCore", lane: Lane, draft: PlanDraft, budget: PrefillBudget) -> None:
     """Those that were swapped out, then waiting ones."""
     if lane.swapped:
-        budget = swap.come_back(core, lane, draft, budget)
+        swap.come_back(core, lane, draft, budget)
     if lane.swapped and _is_due(lane, draft):  # only beside a plan: without one nothing may change
         swap.give_way(core, lane, budget)
     if not lane.swapped:
@@ -80,21 +77,6 @@ def _is_due(lane: Lane, draft: PlanDraft) -> bool:
 def _lacks_blocks(lane: Lane) -> bool:
     num_blocks = len(lane.clock.boundary()) + beam_rows.num_lacking(lane)
     return lane.pool.status(num_blocks) is not AllocStatus.OK
-
-
-def _prefill_budget(core: "SchedulerCore", lane: Lane, num_single: int) -> int:
-    """Tokens that the lane's next plan may prefill beside `num_single` rows that compute one token.
-
-    However slow those are, some: prompts must go on. All tokens are reckoned as if they came behind the
-    longest of the half-computed prompts.
-    """
-    config = core.config
-    room = config.max_num_batched_tokens - num_single
-    if not config.itl_target_s:
-        return room
-    num_before = max((seat.computed for seat in lane.prefill.values()), default=0)
-    bound = prefill_tokens_within(config.itl_target_s, num_single, lane.rates, num_before)
-    return room if bound is None else min(room, max(int(LEAST_PREFILL_BLOCKS * config.block_size), bound))
 
 
 def _is_claimed(core: "SchedulerCore") -> bool:

@@ -17,6 +17,7 @@ from services.scheduler.core.cost_model import Preemption, swap_is_cheaper
 from services.scheduler.core.cpu_tier import SwappedOut
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.placement import blocks_to_admit
+from services.scheduler.core.prefill_budget import PrefillBudget
 from services.scheduler.core.prefix_cache import CachedBlock
 from services.scheduler.core.request import Request, Signal
 from services.scheduler.core.seats import PlanDraft, Seat
@@ -63,18 +64,17 @@ def leave(request: Request, swapped: SwappedOut) -> None:
     swapped.lane.swapped[request.request_id] = request
 
 
-def come_back(core: "SchedulerCore", lane: Lane, draft: PlanDraft, budget: int) -> int:
-    """Seat swapped requests again, in the policy's order, while they fit; the budget that is left."""
+def come_back(core: "SchedulerCore", lane: Lane, draft: PlanDraft, budget: PrefillBudget) -> None:
+    """Seat swapped requests again, in the policy's order, while they fit and budget lasts."""
     for request in sorted(lane.swapped.values(), key=core.policy.precedence):
         hits = _hits(lane, request)
-        if not (budget and lane.free_rows and _fits(lane, request, hits)):
+        if not (budget.of(request) and lane.free_rows and _fits(lane, request, hits)):
             break
         swapped = _forget(request)
         request.apply(Signal.SWAP_IN)
         seat = lane.seat_again(draft, request, hits, swapped)
         core.counters.swap_ins += len(swapped.slots)
-        budget = lane.prefill_chunk(draft, seat, budget)
-    return budget
+        lane.prefill_chunk(draft, seat, budget)
 
 
 def _hits(lane: Lane, request: Request) -> list[CachedBlock]:
@@ -87,7 +87,7 @@ def _fits(lane: Lane, request: Request, hits: list[CachedBlock]) -> bool:
     return lane.pool.num_available - num_blocks >= lane.config.room(len(lane.seats))
 
 
-def give_way(core: "SchedulerCore", lane: Lane, budget: int) -> None:
+def give_way(core: "SchedulerCore", lane: Lane, budget: PrefillBudget) -> None:
     """Swapped requests that do not fit give their copies up to one that goes before them all, and has a seat for it."""
     if all_give_way(core, lane) and would_enter(core, lane, budget):
         lose_copies(core, lane)

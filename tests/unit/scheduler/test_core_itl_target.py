@@ -3,7 +3,7 @@
 import pytest
 
 from services.scheduler.core.config import SchedulerConfig
-from services.scheduler.core.planning import LEAST_PREFILL_BLOCKS
+from services.scheduler.core.prefill_budget import LEAST_BLOCKS
 from services.scheduler.core.rates import Rates, newest_rates, prefill_tokens_within
 from tests.fakes.scheduler_world import World, make_submission
 
@@ -73,7 +73,7 @@ def test_tokens_that_fit_take_the_time_that_is_left() -> None:
 
 
 def test_a_target_that_decode_alone_misses_still_lets_prompts_go_on() -> None:
-    least = int(LEAST_PREFILL_BLOCKS * SchedulerConfig(max_model_len=1).block_size)
+    least = int(LEAST_BLOCKS * SchedulerConfig(max_model_len=1).block_size)
     gaps, num_steps = stream_gaps(0.001, RATES)
     assert num_steps == -(-PROMPT // least)
     assert max(gaps) == pytest.approx(ALONE_S + least / PREFILL_RATE)
