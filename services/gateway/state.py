@@ -31,6 +31,9 @@ from shared.redis_client import connect_async
 
 STALLED_S = 10.0
 """The log reader turns at least about once per second; silence this long means that it does not work."""
+TEXT_PLACES = 2
+"""Requests for each text thread that are handed over to it: it has the next one at hand, and a flood does not get ahead
+of the first refusal."""
 FLUSH_S = 3.0
 """Time to hand the last aborts to Redis at shutdown."""
 
@@ -48,6 +51,8 @@ class GatewayState:
     tracing: Tracing
     lease: LeaseKeeper
     text_pool: ThreadPoolExecutor
+    text_places: asyncio.Semaphore
+    """Held by requests whose text is worked on; who waits for one has cost next to nothing yet."""
     body_room: BodyRoom
     started: float
     """Unix time."""
@@ -132,6 +137,7 @@ async def open_gateway(
         tracing=tracing,
         lease=LeaseKeeper(settings.redis_url, keys, _lease(settings)).start(),
         text_pool=text_pool,
+        text_places=asyncio.Semaphore(TEXT_PLACES * settings.text_threads),
         body_room=BodyRoom(settings.max_bodies_bytes),
         started=time.time(),
     )

@@ -81,19 +81,20 @@ async def _serve(request: Request, kind: type[Body], prefix: str) -> GenerationR
     gateway: GatewayState = request.state.gateway
     tenant = tenant_of_request(request, gateway.settings)
     wish = read_wish(request.headers, gateway.settings.resume_window_s)
-    if not wish.key_digest:  # one with a key may be there already
-        gateway.engine.intake.check_room()
+    _check_room(gateway, wish)
     with gateway.body_room.place() as take:
         data = await read_body(request.receive, request.headers, gateway.settings.max_body_bytes, take)
-        limits = gateway.admit()
-        span = gateway.tracing.start_request(request.url.path, request_id, request.headers)
-        try:
-            body, submissions, digest = await gateway.in_text_pool(
-                _prepare, gateway, kind, data, limits, request_id, created, tenant, traceparent(span), wish
-            )
-        except BaseException:
-            span.end()
-            raise
+        async with gateway.text_places:
+            _check_room(gateway, wish)  # known by now, maybe
+            limits = gateway.admit()
+            span = gateway.tracing.start_request(request.url.path, request_id, request.headers)
+            try:
+                body, submissions, digest = await gateway.in_text_pool(
+                    _prepare, gateway, kind, data, limits, request_id, created, tenant, traceparent(span)
+                )
+            except BaseException:
+                span.end()
+                raise
     claim = Claim(wish.key_digest, digest) if wish.key_digest else None
     answer = _answer(gateway, body, submissions, wish, claim, request.state.caller.quota, started_at)
 
@@ -119,6 +120,12 @@ async def _serve(request: Request, kind: type[Body], prefix: str) -> GenerationR
     )
 
 
+def _check_room(gateway: GatewayState, wish: Wish) -> None:
+    """Refuse what would be refused anyway, before the work. Under a key it may be there already."""
+    if not wish.key_digest:
+        gateway.engine.intake.check_room()
+
+
 def _prepare(
     gateway: GatewayState,
     kind: type[Body],
@@ -128,11 +135,8 @@ def _prepare(
     created: float,
     tenant: str,
     trace: str,
-    wish: Wish,
 ) -> tuple[Body, list[Submission], str]:
     """Bytes to checked submissions: parse, validate, render, tokenize. Runs in the text threads."""
-    if not wish.key_digest:  # one with a key may be there already
-        gateway.engine.intake.check_room()
     parsed = parse_json(data)
     body = bodies.read_body(kind, parsed)
     submissions = build_submissions(

@@ -102,7 +102,7 @@ class Intake:
         """Notices that Redis would not take."""
 
     def check_room(self) -> None:
-        """For a request that would be refused: before it is tokenized. Callable from any thread.
+        """For a request that would be refused: before it is tokenized.
 
         Raises:
             QueueFull: the queue was full a moment ago.
