@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.kv_cache.decode_latency import measure_burst, measure_decode_latency
+from benchmarks.kv_cache.decode_latency import measure_burst, measure_death, measure_decode_latency
 from benchmarks.kv_cache.engine_kv import break_evens, measure_codec, measure_swap, tokens_of
 from benchmarks.kv_cache.order import measure_bypass, measure_policies
 from benchmarks.kv_cache.placing import measure_placement
@@ -61,6 +61,7 @@ def mechanisms(report: Report) -> None:
     bars = [Bar("longest gap under a target of 300 ms", float(rows[-2]["ITL max ms"] or 0), ITL_BAR, "ms")]
     report.add("decode latency: streams of short prompts beside long prompts", rows, bars)
     report.add("decode latency: 64 requests at once", measure_burst(64))
+    report.add("decode latency: a worker dies, and another one goes on with its streams", measure_death())
     report.add("bounded bypass: short prompts behind long ones that lack blocks", measure_bypass(300))
     rows = [*measure_policies(100)]
     jain = next(float(row["Jain index"] or 0) for row in rows if row["policy"] == PolicyName.FAIR)

@@ -5,12 +5,13 @@ that costs a pool in which everybody comes at once.
 from benchmarks.kv_cache.simulation import CPU, run
 from benchmarks.report import Value
 from services.scheduler.settings import Settings
-from services.scheduler.simulator import Trace
+from services.scheduler.simulator import Trace, WorkerChange
 from services.scheduler.simulator.generators import bimodal, poisson
 
 Case = tuple[str, int, float]
 """Name, tokens of a step, `itl_target_s`."""
 WITHOUT = ("chunks, 512 tokens a step", 512, 0.0)
+DEATH = (WorkerChange(at=12.0, action="kill", worker="worker-0"),)
 DEFAULT_TARGET_S: float = Settings.model_fields["itl_target_s"].default
 CASES: tuple[Case, ...] = (
     ("whole prompts", 8192, 0.0),
@@ -31,6 +32,29 @@ def measure_decode_latency(requests: int) -> list[dict[str, Value]]:
 def measure_burst(requests: int) -> list[dict[str, Value]]:
     """Prompts around 130 tokens, all at once: what a step leaves out of them are rows that decode later."""
     return _rows(poisson(requests=requests, rate=1000.0, prompt=130, output=64, seed=1), (WITHOUT, *CASES[-2:]))
+
+
+def measure_death() -> list[dict[str, Value]]:
+    """16 streams on two workers, one of which dies halfway: the longest gap is that of a stream that goes on at the
+    other one, and the others' is how long a step becomes for its sake."""
+    trace = poisson(requests=16, rate=1000.0, prompt=130, output=96, seed=1)
+    rows: list[dict[str, Value]] = []
+    for name, changes, target in (
+        ("no death", (), DEFAULT_TARGET_S),
+        (f"a death, target {DEFAULT_TARGET_S} s", DEATH, DEFAULT_TARGET_S),
+        ("a death, no target", DEATH, 0.0),
+    ):
+        report = run(trace, CPU, num_blocks=3000, num_workers=2, changes=changes, itl_target_s=target)
+        rows.append(
+            {
+                "streams": name,
+                "ITL p90 ms": 1e3 * report.itl.p90,
+                "ITL p99 ms": 1e3 * report.itl.p99,
+                "ITL max ms": 1e3 * report.itl.max,
+                "output tokens/s": report.output_tokens_per_s,
+            }
+        )
+    return rows
 
 
 def _rows(trace: Trace, cases: tuple[Case, ...]) -> list[dict[str, Value]]:

@@ -3,12 +3,13 @@
 The core that decides is the real one; only the time that a step takes comes from a model.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.report import Value
 from services.scheduler.core.config import SchedulerConfig
-from services.scheduler.simulator import LatencyModel, Report, Trace, WorkerSpec, simulate
+from services.scheduler.simulator import LatencyModel, Report, Trace, WorkerChange, WorkerSpec, simulate
 from services.scheduler.simulator.run import TickObserver
 
 BLOCK_SIZE = 16
@@ -44,10 +45,12 @@ def run(
     num_blocks: int,
     num_cpu_blocks: int = 0,
     num_workers: int = 1,
+    changes: Sequence[WorkerChange] = (),
     on_tick: TickObserver | None = None,
     **options: Any,
 ) -> Report:
-    """The load on workers of this kind; `options` are those of `SchedulerConfig`. `num_blocks` are per worker."""
+    """The load on workers of this kind, named `worker-0` and so on. `num_blocks` are per worker, `options` those of
+    `SchedulerConfig`."""
     limits: dict[str, Any] = {
         "max_model_len": 8192,
         "block_size": BLOCK_SIZE,
@@ -64,7 +67,7 @@ def run(
         )
         for number in range(num_workers)
     ]
-    return simulate(config, workers, trace, machine.latency, on_tick=on_tick)
+    return simulate(config, workers, trace, machine.latency, changes=changes, on_tick=on_tick)
 
 
 def speed(report: Report) -> dict[str, Value]:

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from benchmarks.kv_cache import preemptions, reuse
-from benchmarks.kv_cache.decode_latency import measure_burst, measure_decode_latency
+from benchmarks.kv_cache.decode_latency import measure_burst, measure_death, measure_decode_latency
 from benchmarks.kv_cache.order import jain, measure_bypass, measure_policies, served_while_backlogged
 from benchmarks.kv_cache.placing import by_load_only, measure_placement
 from benchmarks.kv_cache.preemptions import measure_preemption
@@ -89,6 +89,13 @@ def test_a_target_makes_a_burst_wait_for_first_tokens() -> None:
     for name in ("ITL max ms", "output tokens/s"):
         assert number(without, name) > number(loose, name) > number(tight, name)
     assert number(without, "TTFT p99 s") < number(loose, "TTFT p99 s") < number(tight, "TTFT p99 s")
+
+
+def test_a_target_holds_nobody_back_whose_worker_died() -> None:
+    alive, dead, unbounded = measure_death()
+    assert number(dead, "ITL max ms") < 1.1 * number(unbounded, "ITL max ms")
+    assert number(alive, "ITL max ms") < 0.1 * number(dead, "ITL max ms")
+    assert number(dead, "ITL p99 ms") < number(unbounded, "ITL p99 ms")
 
 
 def test_bypass_helps_those_who_pass() -> None:
