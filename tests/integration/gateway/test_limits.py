@@ -13,8 +13,9 @@ import httpx
 import pytest
 
 from services.gateway.http import body as body_module
-from services.gateway.http import connection
-from shared.messages import Abort
+from services.gateway.http import connection, routes
+from services.gateway.requests.submissions import build_submissions
+from shared.messages import Abort, Submission
 from tests.fakes.byte_model import answer, spell
 from tests.fakes.scripted_pool import Script
 from tests.fakes.sse_reader import parse_sse
@@ -56,6 +57,24 @@ class Flood:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=url, timeout=30, limits=limits, trust_env=False) as client:
             await asyncio.gather(*(self.post(client, most_refused, on_refused) for _ in range(count)))
+
+
+@pytest.mark.timeout(60)
+def test_a_flood_is_refused_before_its_texts_are_read(open_scene: OpenScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 200 that come at once, 150 too many. To read them all took longer than everything else that is to be done for
+    the first refusal."""
+    num_read = 0
+
+    def build(*args: Any, **options: Any) -> list[Submission]:
+        nonlocal num_read
+        num_read += 1
+        return build_submissions(*args, **options)
+
+    scene = open_scene(pool_cap_requests=50)
+    scene.pool.pause()
+    monkeypatch.setattr(routes, "build_submissions", build)
+    asyncio.run(Flood().run(scene.gateway.url, 200, 150, scene.pool.resume))
+    assert 50 <= num_read < 120
 
 
 @pytest.mark.timeout(60)
