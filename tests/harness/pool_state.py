@@ -12,7 +12,7 @@ import redis
 from services.cli.state_dir import SERVICES, ChildState, StateDir
 from shared.keys import Keys
 from shared.leases import decode_lease, read_members
-from shared.messages import Decoder, Lease, PoolStats, UsageRecord, WorkerState
+from shared.messages import Decoder, Lease, PoolOverview, PoolStats, UsageRecord, WorkerState
 from shared.redis_client import RedisFailure, connect
 from shared.scripts import FenceState, read_fence
 from shared.streams import START, scan
@@ -20,6 +20,7 @@ from tests.harness.stack import Stack
 
 T = TypeVar("T")
 _stats: Decoder[PoolStats] = Decoder(PoolStats)
+_overview: Decoder[PoolOverview] = Decoder(PoolOverview)
 _usage: Decoder[UsageRecord] = Decoder(UsageRecord)
 
 
@@ -101,6 +102,11 @@ class PoolState:
         """Workers that the leader has."""
         stats = self.stats()
         return stats.num_workers if stats else 0
+
+    def rows_by_worker(self) -> dict[str, int]:
+        """Requests that run on each worker of the leader."""
+        data: bytes | None = self.client.get(self.keys.overview)  # type: ignore[assignment]
+        return {} if data is None else {worker.worker: worker.num_running for worker in _overview.decode(data).workers}
 
     def usage(self) -> list[UsageRecord]:
         """Every usage record so far."""
