@@ -4,7 +4,9 @@ Retries belong to the callers, who know which command may be repeated: the clien
 that was cancelled or timed out closes its connection (redis-py does so): an unread reply would answer the next one.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import redis
@@ -71,6 +73,12 @@ def connect_async(
         **options,
     )
     return redis.asyncio.Redis.from_pool(pool)
+
+
+async def open_ahead(client: redis.asyncio.Redis) -> None:
+    """Open all of its connections now, so that the first burst need not. Without Redis they are opened when needed."""
+    with suppress(*RedisFailure):
+        await asyncio.gather(*(client.ping() for _ in range(MAX_CONNECTIONS)))
 
 
 def _announced(on_connect: Callable[[], None]) -> Callable[[Any], Awaitable[None]]:

@@ -27,7 +27,7 @@ from shared.keys import Keys
 from shared.leases import LeaseKeeper, new_instance
 from shared.limits import Limits
 from shared.messages import Lease, WorkerState
-from shared.redis_client import connect_async
+from shared.redis_client import connect_async, open_ahead
 
 STALLED_S = 10.0
 """The log reader turns at least about once per second; silence this long means that it does not work."""
@@ -113,6 +113,7 @@ async def open_gateway(
     """Start the gateway's tasks; stop them behind the block. `on_fatal`: a task died of a fault of ours."""
     keys = Keys(settings.pool)
     client = connect_async(settings.redis_url)
+    await open_ahead(client)
     # Of its own: health and windows wait behind no burst of requests, nor long for an answer that does not come.
     prompt_client = connect_async(settings.redis_url, timeout_s=PATIENCE_S)
     monitor = PoolMonitor(prompt_client, keys, admission_grace_s=settings.admission_grace_s)

@@ -22,7 +22,7 @@ from services.gateway.streams.custody import Attachment
 from services.gateway.streams.generation import Generation
 from shared.errors import InvalidRequest, NoSuchResponse, Unavailable
 from shared.messages import ResponseHead
-from shared.records import RequestRecord, read_head
+from shared.records import RequestRecord
 from shared.redis_client import RedisFailure
 from shared.scripts.quotas import Quota
 
@@ -122,10 +122,12 @@ async def find_response(
     if not (len(response_id) <= MAX_ID and response_id.isascii() and response_id.isprintable()):
         raise NoSuchResponse("?")
     try:
-        head = await read_head(intake.client, intake.keys, response_id)
+        found = await read_records(intake.client, intake.keys, [response_id])
+        first = found[response_id]
+        head = None if first is None else first.head
         if head is None or head.tenant != tenant:
             raise NoSuchResponse(response_id)
-        found = await read_records(intake.client, intake.keys, head.request_ids)
+        found |= await read_records(intake.client, intake.keys, head.request_ids[1:])
     except RedisFailure as error:
         raise Unavailable("the message log is unreachable", reason="redis_unreachable") from error
     records = [record for record in found.values() if record is not None]
