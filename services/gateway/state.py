@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from services.gateway.background import Background
@@ -111,9 +112,8 @@ async def open_gateway(
     settings: Settings, tokenizer: TextTokenizer, on_fatal: Callable[[], None]
 ) -> AsyncIterator[GatewayState]:
     """Start the gateway's tasks; stop them behind the block. `on_fatal`: a task died of a fault of ours."""
-    keys = Keys(settings.pool)
+    keys, loop = Keys(settings.pool), asyncio.get_running_loop()
     client = connect_async(settings.redis_url)
-    await open_ahead(client)
     # Of its own: health and windows wait behind no burst of requests, nor long for an answer that does not come.
     prompt_client = connect_async(settings.redis_url, timeout_s=PATIENCE_S)
     monitor = PoolMonitor(prompt_client, keys, admission_grace_s=settings.admission_grace_s)
@@ -126,7 +126,7 @@ async def open_gateway(
         settings.model_names[0],
         lambda: monitor.view,
         live=lambda: reader.num_live,
-        tasks=lambda: len(asyncio.all_tasks()),
+        tasks=lambda: len(asyncio.all_tasks(loop)),
     )
     tracing = Tracing(settings.trace_exporter)
     text_pool = ThreadPoolExecutor(settings.text_threads, "text")
@@ -142,7 +142,8 @@ async def open_gateway(
         body_room=BodyRoom(settings.max_bodies_bytes),
         started=time.time(),
     )
-    tasks = [_background(run(), on_fatal) for run in (monitor.run, reader.run, intake.run, custody.run)]
+    ahead = partial(open_ahead, client)
+    tasks = [_background(run(), on_fatal) for run in (ahead, monitor.run, reader.run, intake.run, custody.run)]
     try:
         yield state
     finally:
