@@ -65,7 +65,7 @@ def connect_async(
     one was opened, before its first command.
     """
     options = _options(timeout_s) | ({} if on_connect is None else {"redis_connect_func": _announced(on_connect)})
-    pool = redis.asyncio.BlockingConnectionPool.from_url(
+    pool = _Pool.from_url(
         url,
         max_connections=MAX_CONNECTIONS,
         timeout=timeout_s,
@@ -79,6 +79,26 @@ async def open_ahead(client: redis.asyncio.Redis) -> None:
     """Open all of its connections now, so that the first burst need not. Without Redis they are opened when needed."""
     with suppress(*RedisFailure):
         await asyncio.gather(*(client.ping() for _ in range(MAX_CONNECTIONS)))
+
+
+class _Pool(redis.asyncio.BlockingConnectionPool):
+    """Its connections fail by a `RedisFailure` on every event loop."""
+
+    def __init__(self, *, connection_class: Any = redis.asyncio.Connection, **options: Any) -> None:
+        super().__init__(connection_class=_guarded(connection_class), **options)
+
+
+def _guarded(kind: Any) -> Any:
+    """uvloop says RuntimeError where asyncio says ConnectionError: to who writes to a connection that was reset."""
+
+    class Guarded(kind):  # type: ignore[misc]
+        async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+            try:
+                await super().send_packed_command(command, check_health)
+            except RuntimeError as error:
+                raise redis.ConnectionError(str(error)) from error
+
+    return Guarded
 
 
 def _announced(on_connect: Callable[[], None]) -> Callable[[Any], Awaitable[None]]:
