@@ -112,9 +112,9 @@ class RunningSequence:
         tokens = tokens[known:]
         delta = self.output.feed(tokens, told)
         text, reason = delta.text, delta.finish_reason
-        if ending is not None and reason is None:
+        if ending is not None and reason is None and not failed:  # who fails may go on elsewhere: what is held stays so
             text += self.output.close().text
-            reason = None if failed else ending.reason
+            reason = ending.reason
         if self.num_received > self.output.num_tokens:
             text = ""  # ended from outside before tokens that the client has already
         return News(text, delta, len(tokens) > 0, ending, None if reason is None else str(reason))

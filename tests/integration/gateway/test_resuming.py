@@ -438,14 +438,17 @@ def test_who_comes_back_after_its_gateway_was_killed_and_leaves_is_not_waited_fo
     assert abort.request_id == request_id and abort.cause == "window_expired"
 
 
-def test_streams_that_a_shutdown_cuts_go_on_elsewhere(scene: Scene, another: Another) -> None:
-    scene.scripts["go"] = answer(TEXT, hold_after=9)
+@pytest.mark.parametrize("num_told", [9, 11])
+def test_streams_that_a_shutdown_cuts_go_on_elsewhere(scene: Scene, another: Another, num_told: int) -> None:
+    """Once between two characters, and once inside one: half of it was told together with the error, as U+FFFD."""
+    scene.scripts["go"] = answer(TEXT, hold_after=num_told)
     leaving = another(shutdown_grace_s=0)
     lines: list[str] = []
     with leaving.http.stream("POST", "/v1/completions", json={"prompt": "go", "stream": True}) as response:
         request_id = response.headers["x-request-id"]
         it = response.iter_lines()
         lines.append(next(it))
+        leaving.wait_for(lambda: leaving.state.engine.reader.channels[0].committed == num_told)
         leaving.loop.call_soon_threadsafe(leaving.server.begin_exit)
         with pytest.raises(httpx.RemoteProtocolError):
             lines.extend(it)
@@ -454,6 +457,7 @@ def test_streams_that_a_shutdown_cuts_go_on_elsewhere(scene: Scene, another: Ano
     scene.pool.release()
     last = [e.event_id for e in begin.events if e.event_id][-1]
     text = "".join(c["choices"][0]["text"] for c in begin.chunks[:-1])
+    assert text == TEXT.encode()[:num_told].decode(errors="ignore")
     assert text + resume(scene.gateway, request_id, last).text() == TEXT
     assert scene.pool.messages(Abort) == []
 
