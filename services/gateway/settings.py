@@ -6,8 +6,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from shared.records import LIVE_TTL_S
-
 Names = Annotated[tuple[str, ...], NoDecode]
 """Comma-separated in the environment."""
 
@@ -48,7 +46,6 @@ class Settings(BaseSettings):
     max_bodies_bytes: int = Field(256 * 1024 * 1024, ge=1024)
     """Of all bodies together that are read, or were and are not queued yet."""
     metrics_prefix: str = Field("pagewire:", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")
-    record_ttl_s: int = Field(LIVE_TTL_S, ge=60)
     resume_window_s: float = Field(60.0, ge=1, le=3600)
     """A request goes on this long without a gateway, or without its client if that asked for it."""
     text_threads: int = Field(2, ge=1)

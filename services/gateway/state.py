@@ -28,6 +28,7 @@ from shared.keys import Keys
 from shared.leases import LeaseKeeper, new_instance
 from shared.limits import Limits
 from shared.messages import Lease, WorkerState
+from shared.records import LIVE_TTL_S
 from shared.redis_client import connect_async, open_ahead
 
 STALLED_S = 10.0
@@ -120,7 +121,7 @@ async def open_gateway(
     reader = StepLogReader(
         settings.redis_url, keys, outage_limit_s=settings.outage_limit_s, pool_outage_s=monitor.outage_s
     )
-    intake = Intake(client, keys, record_ttl_s=settings.record_ttl_s)
+    intake = Intake(client, keys, record_ttl_s=LIVE_TTL_S)
     metrics = Metrics(
         settings.metrics_prefix,
         settings.model_names[0],

@@ -60,10 +60,11 @@ class XAdd:
 
 @dataclass(frozen=True, slots=True)
 class SetValue:
-    """Set a string key."""
+    """Set a string key and its time to live."""
 
     key: str
     value: bytes
+    ttl_s: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ def _append_call(
             args += ["X", operation.entry_id, operation.payload]
         elif isinstance(operation, SetValue):
             targets.append(operation.key)
-            args += ["S", operation.value]
+            args += ["S", operation.ttl_s, operation.value]
         else:
             targets.append(operation.key)
             args += ["H", operation.ttl_s, len(operation.fields)]

@@ -2,7 +2,7 @@
 -- KEYS: fence, then the key of each operation
 -- ARGV: number field, number, sequence field, sequence, digest field, digest, then per operation: kind and its arguments
 --   'X' entry id, payload        XADD
---   'S' value                    SET
+--   'S' ttl s, value              SET with EX
 --   'H' ttl s, n, n × (f, v)     HSET and EXPIRE
 -- Answers OK | ALREADY (the same call was applied before, its reply was lost) | STALE
 -- Writes of a holder whose number is over are counted by their sequence field, in `refused:<field>` of the fence.
@@ -23,8 +23,8 @@ for k = 2, #KEYS do
     redis.call('XADD', KEYS[k], ARGV[at + 1], 'm', ARGV[at + 2])
     at = at + 3
   elseif kind == 'S' then
-    redis.call('SET', KEYS[k], ARGV[at + 1])
-    at = at + 2
+    redis.call('SET', KEYS[k], ARGV[at + 2], 'EX', ARGV[at + 1])
+    at = at + 3
   else
     local n = tonumber(ARGV[at + 2])
     redis.call('HSET', KEYS[k], unpack(ARGV, at + 3, at + 2 + 2 * n))

@@ -39,7 +39,7 @@ def save_operations(keys: Keys, position: Position) -> list[Operation]:
         incarnation: position.tick if incarnation in changed else before.get(incarnation, 0)
         for incarnation in incarnations(position.core)
     }
-    operations: list[Operation] = [SetValue(keys.snapshot, snapshot_of(position))]
+    operations: list[Operation] = [SetValue(keys.snapshot, snapshot_of(position), LIVE_TTL_S)]
     for incarnation, parts in changed.items():
         fields = {str(place): part for place, part in parts.items()} | {_TICK: str(position.tick).encode()}
         operations += [SetFields(keys.cached_blocks(*incarnation), piece, LIVE_TTL_S) for piece in _pieces(fields)]

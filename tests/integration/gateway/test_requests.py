@@ -48,6 +48,18 @@ def test_live_requests_are_listed_without_text(scene: Scene) -> None:
     scene.gateway.wait_for(lambda: http.get("/v1/requests").json()["data"] == [])
 
 
+def test_a_waiting_request_outlives_the_time_that_ended_ones_are_kept(
+    open_scene: OpenScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler's setting was the gateway's too: who waited for longer lost its record, and ended in an error."""
+    monkeypatch.setenv("PAGEWIRE_RECORD_TTL_S", "60")
+    scene = open_scene()
+    scene.scripts["go"] = Script((), end=None)
+    with scene.gateway.http.stream("POST", "/v1/completions", json={"prompt": "go", "stream": True}) as response:
+        request_id = response.headers["x-request-id"]
+        assert scene.pool.client.ttl(scene.pool.keys.request(request_id)) > 3600
+
+
 def test_what_ended_after_its_gateway_died_is_not_listed(scene: Scene) -> None:
     """Nobody took it out of the windows: it is still a member, as long as the gateway promised."""
     http, client, keys = scene.gateway.http, scene.pool.client, scene.pool.keys

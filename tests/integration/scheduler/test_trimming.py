@@ -157,6 +157,19 @@ def test_text_does_not_outlive_its_records(pool: Pool) -> None:
     wait_for(lambda: all(pool.client.pttl(name) >= 0 for name in {*pool.client.keys("*")} - lasting))
 
 
+def test_a_snapshot_has_a_time_to_live_at_every_moment(pool: Pool) -> None:
+    """It holds outputs; each save took it away, until the streams were trimmed the next time, if ever."""
+    pool.worker(step_s=0.005)
+    pool.scheduler(snapshot_interval_s=0.1).start()
+    request_id = pool.submit(1, min_prompt=4, max_prompt=8, max_tokens=240)[0]
+    wait_for(lambda: bool(pool.client.exists(pool.keys.snapshot)))
+    digests = set()
+    while not pool.has_ended(request_id):
+        assert pool.client.ttl(pool.keys.snapshot) > 0
+        digests.add(pool.client.strlen(pool.keys.snapshot))
+    assert len(digests) > 1  # it was saved meanwhile
+
+
 def tokens_in(pool: Pool) -> list[bytes]:
     """What the streams hold of prompts and outputs."""
     found = []

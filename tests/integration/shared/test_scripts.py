@@ -129,17 +129,17 @@ def test_writes_under_a_number_that_is_over_are_counted(redis_client: redis.Redi
     assert publish(redis_client, keys, incarnation, 1) is STALE
     redis_client.delete(keys.leader_lease)
     lead(redis_client, keys, "b")
-    assert commit(redis_client, keys, [TickCommit(epoch, 1, (SetValue(keys.snapshot, b"s"),))]) == [STALE]
+    assert commit(redis_client, keys, [TickCommit(epoch, 1, (SetValue(keys.snapshot, b"s", 60),))]) == [STALE]
     assert read_fence(redis_client, keys).refused == {"worker-0": 2, "leader": 1}
 
 
 def test_ticks_of_a_replaced_leader_are_refused_whole(redis_client: redis.Redis, keys: Keys) -> None:
     epoch = lead(redis_client, keys, "a")
-    tick = TickCommit(epoch, 1, (XAdd("pw:{test}:plans:w:1", b"p", "1-0"), SetValue(keys.snapshot, b"s")))
+    tick = TickCommit(epoch, 1, (XAdd("pw:{test}:plans:w:1", b"p", "1-0"), SetValue(keys.snapshot, b"s", 60)))
     assert commit(redis_client, keys, [tick]) == [OK]
     redis_client.delete(keys.leader_lease)
     lead(redis_client, keys, "b")
-    late = TickCommit(epoch, 2, (XAdd("pw:{test}:plans:w:1", b"q", "2-0"), SetValue(keys.snapshot, b"late")))
+    late = TickCommit(epoch, 2, (XAdd("pw:{test}:plans:w:1", b"q", "2-0"), SetValue(keys.snapshot, b"late", 60)))
     assert commit(redis_client, keys, [late]) == [STALE]
     assert redis_client.xlen("pw:{test}:plans:w:1") == 1
     assert redis_client.get(keys.snapshot) == b"s"
@@ -181,12 +181,12 @@ def test_a_commit_writes_plan_events_record_and_snapshot_together(redis_client: 
         XAdd(keys.plans("w", 1), b"plan", "1-0"),
         XAdd(keys.steps, b"events"),
         SetFields(keys.request("r"), final_fields(pack_int32([5, 6]), "9-0", final), 60),
-        SetValue(keys.snapshot, b"state"),
+        SetValue(keys.snapshot, b"state", 60),
     )
     assert commit(redis_client, keys, [TickCommit(epoch, 1, operations)]) == [OK]
     record = read_record(redis_client, keys, "r")
     assert record is not None and record.final == final and list(record.output) == [5, 6] and record.log_id == "9-0"
-    assert 0 < redis_client.ttl(keys.request("r")) <= 60
+    assert 0 < redis_client.ttl(keys.request("r")) <= 60 and 0 < redis_client.ttl(keys.snapshot) <= 60
     assert [e.entry_id for e in scan(redis_client, keys.plans("w", 1))] == ["1-0"]
     assert read_fence(redis_client, keys).tick == 1
 
