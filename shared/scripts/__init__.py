@@ -259,9 +259,12 @@ class FenceState:
     workers: dict[str, WorkerFence]
     refused: dict[str, int] = field(default_factory=dict)
     """Late writes that were refused: by worker, and `leader`."""
+    redis_run_id: str = ""
+    """Of the Redis process that a leader met last; empty: it met none yet."""
 
 
 _REFUSED = "refused:"
+_REDIS_RUN_ID = "redis_run_id"
 
 
 def read_fence(client: redis.Redis, keys: Keys) -> FenceState:
@@ -286,8 +289,18 @@ def parse_fence(raw: Mapping[bytes, bytes]) -> FenceState:
         _writer(name.removeprefix(_REFUSED)): int(count) for name, count in fields.items() if name.startswith(_REFUSED)
     }
     return FenceState(
-        int(fields.get("epoch", 0)), fields.get("leader", ""), int(fields.get("tick", 0)), workers, refused
+        epoch=int(fields.get("epoch", 0)),
+        leader=fields.get("leader", ""),
+        tick=int(fields.get("tick", 0)),
+        workers=workers,
+        refused=refused,
+        redis_run_id=fields.get(_REDIS_RUN_ID, ""),
     )
+
+
+def note_redis(client: redis.Redis, keys: Keys, run_id: str) -> None:
+    """A leader has met the Redis process `run_id`, and done what is to be done after a restart."""
+    client.hset(keys.fence, _REDIS_RUN_ID, run_id)
 
 
 def _writer(sequence_field: str) -> str:

@@ -12,6 +12,7 @@ from services.scheduler.service.overview import MOST_REQUESTS, OverviewMaker
 from services.scheduler.service.position import Position
 from services.scheduler.service.queue_counts import LimitsWriter
 from services.scheduler.service.queue_times import QueueTimeCounts
+from services.scheduler.service.rewriting import rewrite_once
 from services.scheduler.service.stall import Stall, StallDetector
 from services.scheduler.service.trimmer import Trimmer
 from services.scheduler.settings import Settings
@@ -136,9 +137,10 @@ class Chores:
             logs.warning("numerics_switched", num_requests=stats.num_numerics_switches - self._num_switches)
             self._num_switches = stats.num_numerics_switches
         overview = self._overviews.make(position.core, waiting, now)
-        fence = publish_stats(self._client, self._keys, stats, overview, ttl_s=STATS_TTL_S)
+        fence, run_id = publish_stats(self._client, self._keys, stats, overview, ttl_s=STATS_TTL_S)
         self._refused = tuple(sorted(fence.refused.items()))
         check_fence(fence, position, epoch)
+        rewrite_once(self._client, self._keys, fence, run_id)
 
 
 def check_fence(fence: FenceState, position: Position, epoch: int) -> None:
@@ -208,10 +210,13 @@ def pool_stats(
 
 def publish_stats(
     client: redis.Redis, keys: Keys, stats: PoolStats, overview: PoolOverview, *, ttl_s: float
-) -> FenceState:
-    """Refresh the pool's gauges and its overview, which lapse with the leader; the fence at this moment."""
+) -> tuple[FenceState, str]:
+    """Refresh the pool's gauges and its overview, which lapse with the leader; the fence at this moment, and the
+    `run_id` of the Redis process."""
     with client.pipeline(transaction=False) as pipe:
         pipe.set(keys.stats, encode(stats), px=int(ttl_s * 1000))
         pipe.set(keys.overview, encode(overview), px=int(ttl_s * 1000))
         pipe.hgetall(keys.fence)
-        return parse_fence(pipe.execute()[-1])
+        pipe.info("server")
+        *_, fence, server = pipe.execute()
+    return parse_fence(fence), server["run_id"]
