@@ -64,6 +64,7 @@ class TokenChannel:
         "ending",
         "last_news",
         "num_cached_tokens",
+        "num_quiet",
         "record",
         "request_id",
         "start_id",
@@ -90,6 +91,8 @@ class TokenChannel:
         self.start_id = ""
         """Log position when the reader began to track the request: all of its tokens come later."""
         self.last_news = 0.0
+        self.num_quiet = 0
+        """Looks at which it had no news for long."""
         self._all = array("i")
         self._num_taken = 0
         self._on_news = on_news
