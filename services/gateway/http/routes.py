@@ -81,11 +81,14 @@ async def _serve(request: Request, kind: type[Body], prefix: str) -> GenerationR
     gateway: GatewayState = request.state.gateway
     tenant = tenant_of_request(request, gateway.settings)
     wish = read_wish(request.headers, gateway.settings.resume_window_s)
-    _check_room(gateway, wish)
+    intake = gateway.engine.intake
+    if not wish.key_digest:  # one with a key may be there already
+        intake.check_room()
     with gateway.body_room.place() as take:
         data = await read_body(request.receive, request.headers, gateway.settings.max_body_bytes, take)
         async with gateway.text_places:
-            _check_room(gateway, wish)  # known by now, maybe
+            if not wish.key_digest:
+                intake.take_turn()  # others may have learned meanwhile that the queue is full
             limits = gateway.admit()
             span = gateway.tracing.start_request(request.url.path, request_id, request.headers)
             try:
@@ -118,12 +121,6 @@ async def _serve(request: Request, kind: type[Body], prefix: str) -> GenerationR
         ping_interval_s=settings.ping_interval_s,
         stream_interval_s=settings.stream_interval_s,
     )
-
-
-def _check_room(gateway: GatewayState, wish: Wish) -> None:
-    """Refuse what would be refused anyway, before the work. Under a key it may be there already."""
-    if not wish.key_digest:
-        gateway.engine.intake.check_room()
 
 
 def _prepare(

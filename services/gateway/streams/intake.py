@@ -29,6 +29,8 @@ GIVE_UP_S = 60.0
 """A notice that Redis answers with an error is tried again for so long."""
 FULL_S = 0.02
 """A full queue is taken to stay full for so long: a flood is refused without the work that its requests would cost."""
+LATELY_S = 0.1
+"""After an answer that the queue is full, one request at a time asks again, for so long."""
 
 logger = logging.getLogger(__name__)
 
@@ -96,19 +98,30 @@ class Intake:
         self._ttl_s = record_ttl_s
         self._outbox: asyncio.Queue[Notice] = asyncio.Queue()
         self._slots = asyncio.Semaphore(SUBMITS_AT_ONCE)
-        self._full_until = 0.0
+        self._told_full_at = self._full_until = float("-inf")
         self._forgot_at: dict[str, float] = {}
         self.num_given_up = 0
         """Notices that Redis would not take."""
 
     def check_room(self) -> None:
-        """For a request that would be refused: before it is tokenized.
+        """For a request that would be refused: before any work.
 
         Raises:
             QueueFull: the queue was full a moment ago.
         """
         if time.monotonic() < self._full_until:
             raise QueueFull("the queue is full (requests); try again later", whoever_asks=True)
+
+    def take_turn(self) -> None:
+        """As `check_room`, for one that goes on to be submitted: if the queue was full lately, it is the one that asks.
+
+        Raises:
+            QueueFull: the queue was full a moment ago, or another request asks.
+        """
+        self.check_room()
+        now = time.monotonic()
+        if now < self._told_full_at + LATELY_S:
+            self._full_until = now + FULL_S
 
     async def submit(
         self,
@@ -131,8 +144,6 @@ class Intake:
         if quota is not None:
             await self._settle()
         async with self._slots:
-            if claim is None:
-                self.check_room()
             try:
                 await self._submit(submissions, head, window_s, log_id, claim, quota)
             except RateLimited:
@@ -166,13 +177,15 @@ class Intake:
                 pass_point(FaultPoint.REQUEST_SUBMITTED)
             except QueueFull as error:
                 if error.whoever_asks:
-                    self._full_until = time.monotonic() + FULL_S
+                    self._told_full_at = time.monotonic()
+                    self._full_until = self._told_full_at + FULL_S
                 raise
             except RedisFailure as error:
                 logger.warning("submit, try %d: %s", attempt, type(error).__name__)
                 await asyncio.sleep(RETRY_S * attempt)
                 continue
             if answer.accepted:
+                self._told_full_at = self._full_until = float("-inf")
                 return
             if claim is not None:
                 raise AlreadySubmitted(answer.request_id)

@@ -1,4 +1,4 @@
-"""Notices reach Redis in the end, whatever one of them meets there."""
+"""Notices reach Redis in the end, whatever one of them meets there; a full queue is asked by one at a time."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,11 +9,14 @@ import redis
 
 from services.gateway.streams import intake as module
 from services.gateway.streams.intake import Charge, End, Intake, Leave
+from shared.errors import QueueFull
 from shared.keys import Keys
-from shared.messages import Abort, Stop
+from shared.limits import write_limits
+from shared.messages import Abort, ResponseHead, Stop
 from shared.redis_client import connect_async
 from shared.scripts.quotas import Quota
 from shared.streams import read
+from tests.fakes.scheduler_world import make_submission
 from tests.harness.lossy_proxy import LossyProxy
 
 FULL = "1"
@@ -107,3 +110,39 @@ def test_tokens_whose_charge_lost_its_reply_are_charged_once(
 
     with_intake(proxy.url, keys, work)
     proxy.close()
+
+
+def test_one_at_a_time_asks_a_queue_that_was_full_until_it_has_room(
+    redis_url: str, redis_client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nobody is refused for what is known no more."""
+    monkeypatch.setattr(module, "LATELY_S", 10 * module.LATELY_S)  # so that no pause of this machine is longer
+    write_limits(redis_client, keys, max_model_len=100, max_request_tokens=100, cap_requests=1, left=0)
+
+    async def submit(intake: Intake, name: str) -> None:
+        intake.take_turn()
+        await intake.submit([make_submission(name, [1], max_tokens=1)], ResponseHead((name,)), window_s=1, log_id="0-0")
+
+    async def until_known_no_more(intake: Intake) -> None:
+        await asyncio.sleep(module.FULL_S)
+        intake.check_room()
+
+    async def work(intake: Intake) -> None:
+        await submit(intake, "first")
+        intake.take_turn()
+        with pytest.raises(QueueFull):
+            await submit(intake, "second")
+        with pytest.raises(QueueFull):
+            intake.check_room()
+        await until_known_no_more(intake)
+        intake.take_turn()
+        with pytest.raises(QueueFull):
+            intake.take_turn()
+        redis_client.hset(keys.limits, "left", 1)
+        await until_known_no_more(intake)
+        await submit(intake, "third")
+        intake.take_turn()
+        intake.take_turn()
+
+    with_intake(redis_url, keys, work)
+    assert num_queued(redis_client, keys) == 2
