@@ -205,15 +205,14 @@ class Scene:
         """Until all processes of these services are there: standbys follow, the leader has all workers."""
         is_ready = {
             "gateway": self._gateways_live,
-            "scheduler": self.pool.is_standby_hot,
-            "gpu_worker": lambda: self.pool.num_serving() == WORKERS,
+            "scheduler": lambda: self.pool.are_ready("scheduler"),
+            "gpu_worker": lambda: self.pool.are_ready("gpu_worker") and self.pool.num_serving() == WORKERS,
         }
 
         def is_whole(service: str) -> bool:
             is_there = len(self.pool.children(service)) >= self.num_processes[service]
             return is_there and is_ready.get(service, lambda: True)()
 
-        time.sleep(QUIET_S)  # gauges of before the fault prove nothing
         wait_for(f"all of {', '.join(services)}", lambda: all(map(is_whole, services)), seconds)
 
     def settle(self, load: StreamLoad, seconds: float = SETTLE_S) -> None:

@@ -84,14 +84,14 @@ class PoolState:
         leader = self.leader()
         return next((c for c in self.children("scheduler") if leader and c.pid == leader.pid), None)
 
-    def is_standby_hot(self) -> bool:
-        """Whether every scheduler leads or follows whoever does."""
+    def are_ready(self, service: str) -> bool:
+        """Whether every process of the service says so: a scheduler leads, or follows whoever does."""
         ready = {
             lease.pid
             for lease in read_members(self.client, self.keys).values()
-            if lease is not None and lease.service == "scheduler" and lease.state is WorkerState.READY
+            if lease is not None and lease.service == service and lease.state is WorkerState.READY
         }
-        return all(child.pid in ready for child in self.children("scheduler"))
+        return all(child.pid in ready for child in self.children(service))
 
     def refused_writes(self, writer: str) -> int:
         """Late writes that the fence has refused so far: `tick` of leaders, `step` of workers."""
