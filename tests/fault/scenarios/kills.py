@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from benchmarks.report import Bar
 from tests.harness.chaos_plan import KILLS, WINDOWS, Action, Fault, FaultKind, plan_faults, spread
+from tests.harness.fault_model import DEFAULT, TINY
 from tests.harness.fault_run import FaultRun, Scene
 from tests.harness.streams import StreamLoad
 
@@ -12,8 +13,9 @@ SPARE = 8
 """Clients more than streams that must be in flight: some are always between two streams."""
 MOST_TRIES = 5
 """A fault that hit with too few streams in flight does not count; it is tried again."""
-SMALL_POOL = {"num_blocks": 260, "num_cpu_blocks": 400, "preemption": "swap"}
-"""Blocks for about half of the streams, so that requests are swapped out and in all the time."""
+SMALL_POOL = {"num_cpu_blocks": 400, "preemption": "swap"}
+NUM_BLOCKS = {TINY: 260, DEFAULT: 140}
+"""A worker's: both together have about as many as the streams of this model fill, one alone swaps all the time."""
 
 
 def random_kills(run: FaultRun) -> None:
@@ -35,7 +37,7 @@ def sampling(run: FaultRun) -> None:
 
 def strike_all(run: FaultRun, name: str, wanted: Mapping[FaultKind, int], **flags: object) -> None:
     """These faults, in an order and at moments that the seed decides, one after another on one stack."""
-    with run.scene(name, **SMALL_POOL, **flags) as scene:
+    with run.scene(name, **SMALL_POOL, num_blocks=NUM_BLOCKS[run.options.model], **flags) as scene:
         _strike(scene, wanted)
 
 
