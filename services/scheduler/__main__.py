@@ -1,4 +1,7 @@
-"""`python -m services.scheduler`: reads the settings, composes the service, runs it until SIGTERM."""
+"""`python -m services.scheduler`: reads the settings, composes the service, runs it until SIGTERM.
+
+A second SIGTERM ends it at once.
+"""
 
 import os
 import signal
@@ -39,7 +42,7 @@ def main() -> int:
     )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda *_: os._exit(0) if stop.is_set() else stop.set())
     try:
         service = SchedulerService(settings, lease)
     except ConfigError as error:

@@ -109,6 +109,24 @@ def test_a_redis_outage_is_waited_out(pool: Pool, started: Any) -> None:
     assert worker.incarnations == [1]
 
 
+def test_a_second_sigterm_does_not_wait_for_redis(pool: Pool, started: Any) -> None:
+    """The first one saves, and gives the lease back: as long as Redis answers, that takes a moment."""
+    pool.worker()
+    process = started("first").process
+    wait_for(lambda: read_fence(pool.client, pool.keys).epoch == 1)
+    server: Any = pool.client.info("server")
+    redis_pid = int(server["process_id"])
+    os.kill(redis_pid, signal.SIGSTOP)
+    try:
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(1) == 0
+    finally:
+        os.kill(redis_pid, signal.SIGCONT)
+
+
 def test_it_waits_for_redis_to_come_up(pool: Pool, started: Any) -> None:
     process = started("first", redis_url=f"redis://127.0.0.1:{free_port()}/0")
     wait_for(lambda: process.has_said("redis_unavailable"))
