@@ -27,6 +27,8 @@ FORGET_S = 1.0
 """Between two looks for responses of one caller that only seem to live."""
 GIVE_UP_S = 60.0
 """A notice that Redis answers with an error is tried again for so long."""
+AWAY_S = 1.0
+"""Redis is taken to stay away for so long: who waits behind one that it did not answer is told without a try."""
 FULL_S = 0.02
 """A full queue is taken to stay full for so long: a flood is refused without the work that its requests would cost."""
 LATELY_S = 0.1
@@ -98,7 +100,7 @@ class Intake:
         self._ttl_s = record_ttl_s
         self._outbox: asyncio.Queue[Notice] = asyncio.Queue()
         self._slots = asyncio.Semaphore(SUBMITS_AT_ONCE)
-        self._told_full_at = self._full_until = float("-inf")
+        self._told_full_at = self._full_until = self._away_until = float("-inf")
         self._forgot_at: dict[str, float] = {}
         self.num_given_up = 0
         """Notices that Redis would not take."""
@@ -144,6 +146,8 @@ class Intake:
         if quota is not None:
             await self._settle()
         async with self._slots:
+            if time.monotonic() < self._away_until:
+                raise _unreachable()
             try:
                 await self._submit(submissions, head, window_s, log_id, claim, quota)
             except RateLimited:
@@ -190,7 +194,8 @@ class Intake:
             if claim is not None:
                 raise AlreadySubmitted(answer.request_id)
             raise IdempotencyConflict(f"the request id {answer.request_id} is taken")
-        raise Unavailable("the message log is unreachable", reason="redis_unreachable")
+        self._away_until = time.monotonic() + AWAY_S
+        raise _unreachable()
 
     async def _settle(self) -> None:
         """What ended before counts no more."""
@@ -275,3 +280,7 @@ class Intake:
                 window_s=notice.window_s,
                 aborts=notice.aborts,
             )
+
+
+def _unreachable() -> Unavailable:
+    return Unavailable("the message log is unreachable", reason="redis_unreachable")

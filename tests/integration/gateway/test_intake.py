@@ -1,6 +1,7 @@
 """Notices reach Redis in the end, whatever one of them meets there; a full queue is asked by one at a time."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import redis
 
 from services.gateway.streams import intake as module
 from services.gateway.streams.intake import Charge, End, Intake, Leave
-from shared.errors import QueueFull
+from shared.errors import QueueFull, Unavailable
 from shared.keys import Keys
 from shared.limits import write_limits
 from shared.messages import Abort, ResponseHead, Stop
@@ -146,3 +147,25 @@ def test_one_at_a_time_asks_a_queue_that_was_full_until_it_has_room(
 
     with_intake(redis_url, keys, work)
     assert num_queued(redis_client, keys) == 2
+
+
+def test_a_burst_that_meets_no_redis_is_told_so_without_a_try_each(redis_url: str, keys: Keys) -> None:
+    """A few are sent at a time: 400 of them, each tried three times, took half a minute, and hours if Redis hangs."""
+    proxy = LossyProxy(redis_url)
+
+    async def submit(intake: Intake, number: int) -> None:
+        one = make_submission(f"r{number}", [1], max_tokens=1)
+        await intake.submit([one], ResponseHead((one.request_id,)), window_s=60.0, log_id="0-0")
+
+    async def work(intake: Intake) -> None:
+        await submit(intake, 0)
+        proxy.go_down()
+        started = time.monotonic()
+        told = await asyncio.gather(*(submit(intake, n) for n in range(1, 401)), return_exceptions=True)
+        assert time.monotonic() - started < 5 and all(isinstance(one, Unavailable) for one in told)
+        proxy.come_back()
+        await asyncio.sleep(module.AWAY_S)
+        await submit(intake, 401)
+
+    with_intake(proxy.url, keys, work)
+    proxy.close()
