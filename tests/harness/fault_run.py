@@ -185,6 +185,11 @@ class Scene:
     """Of the references."""
     began_at: float = field(default_factory=time.monotonic)
 
+    @property
+    def pids(self) -> list[int]:
+        """Of all processes: equal before and after a fault that is none's end."""
+        return [child.pid for service in SERVICES for child in self.pool.children(service)]
+
     def load(self, count: int, urls: Sequence[str] = ()) -> StreamLoad:
         """Streams at these gateways (none: at all), to be used as a context manager."""
         return StreamLoad(urls or self.stack.gateway_urls(), self.references, count, seed=self.run.options.seed)

@@ -8,6 +8,7 @@ from tests.harness.fault_run import FaultRun
 SCENARIOS: dict[str, Callable[[FaultRun], None]] = {
     "random-kills": kills.random_kills,
     "windows": kills.windows,
+    "drains": kills.drains,
     "worker-kill": recoveries.worker_kill,
     "worker-lease": recoveries.worker_lease,
     "scheduler-kill": recoveries.scheduler_kill,
@@ -19,6 +20,7 @@ SCENARIOS: dict[str, Callable[[FaultRun], None]] = {
     "redis-truncated": redis_faults.redis_truncated,
     "redis-flushall": redis_faults.redis_flushall,
     "network": network.network,
+    "redis-away": network.redis_away,
     "client-resets": network.client_resets,
     "overload": overload.overload,
     "health": overload.health,

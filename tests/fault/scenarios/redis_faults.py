@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import psutil
 
-from services.cli.state_dir import SERVICES
 from tests.harness.audit import Audit
 from tests.harness.fault_run import FaultRun, Recovery, Scene
 from tests.harness.pool_state import wait_for
@@ -51,7 +50,7 @@ def redis_flushall(run: FaultRun) -> None:
     flushed: list[tuple[list[Outcome], float]] = []
     recovery = Recovery("redis-flushall, new requests", limit_s=SERVED_LIMIT_S)
     with run.scene("redis-flushall") as scene:
-        before = _pids(scene)
+        before = scene.pids
         with scene.load(run.options.streams) as load:
             for _ in _moments(scene, load):
                 flushed.append((load.in_flight, time.monotonic()))
@@ -59,7 +58,7 @@ def redis_flushall(run: FaultRun) -> None:
                 wait_for("a served request", lambda: _first_served(load, flushed[-1][1]))
                 scene.settle(load)
         audit = _audit_losses(scene, load)
-        if _pids(scene) != before:
+        if scene.pids != before:
             audit.faults.append("processes were restarted")
         for flying, at in flushed:
             told = sum(bool(outcome.error) for outcome in flying)
@@ -114,10 +113,6 @@ def _broke_off(outcome: Outcome) -> bool:
     wanted, is_whole = outcome.reference.text, outcome.text == outcome.reference.text
     is_sound = wanted.startswith(outcome.text) and outcome.reasons == (["length"] if is_whole else [])
     return outcome.error.startswith("ServerError") and (is_sound or (is_whole and not outcome.reasons))
-
-
-def _pids(scene: Scene) -> list[int]:
-    return [child.pid for service in SERVICES for child in scene.pool.children(service)]
 
 
 def _first_served(load: StreamLoad, at: float) -> float | None:
