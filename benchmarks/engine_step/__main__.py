@@ -42,10 +42,10 @@ OF_IN_PROCESS, OF_CPU, OF_STEP = 88.0, 10.0, 3.0
 """Bars, in per cent."""
 
 
-def alone(report: Report, folder: Path, options: argparse.Namespace) -> None:
+def alone(report: Report, folder: Path, options: argparse.Namespace, quantization: str) -> None:
     """One engine by number of rows."""
     steps = Steps(steps=options.steps, temperature=options.temperature)
-    model = load_model(folder, dtype=options.dtype, device=options.device)
+    model = load_model(folder, dtype=options.dtype, device=options.device, quantization=quantization)
     num_blocks = -(-(steps.prompt + steps.steps + max(options.rows) + 2) // BLOCK_SIZE) * max(options.rows)
     dtype = cache_dtype(model.stored_dtype, model.dtype, model.config, BLOCK_SIZE, model.device)
     cache = KVCache.allocate(model.config, num_blocks, BLOCK_SIZE, dtype, model.device)
@@ -144,7 +144,7 @@ def main() -> int:
     folder = options.model or resolve(DEFAULT_MODEL, home).require_folder()
     report = Report("engine")
     if options.rows:
-        alone(report, folder, options)
+        alone(report, folder, options, up.get("quantization", "none"))
     if options.rounds:
         compare(report, folder, home, options, up)
     return report.finish(options.json)

@@ -101,9 +101,11 @@ __attribute__((noinline)) void code_tile(const Codes& x, const float* words, flo
         if (IS_FAR)
             for (int64_t i = 0; i < lines; ++i, ahead.at += LINE) __builtin_prefetch(ahead.at, 0, 2);
         const float* const end = words + WORDS_PER_GROUP * PANEL;
+        // From a pointer's distance to `words`: the next group, or what leads into the next panel.
+        const int64_t near = g + 1 < groups ? NEAR : ahead.at - words;
         do {
             if (!IS_FAR)
-                for (int v = 0; v < PANEL_VECTORS; ++v) __builtin_prefetch(words + NEAR + v * LANES, 0, 3);
+                for (int v = 0; v < PANEL_VECTORS; ++v) __builtin_prefetch(words + near + v * LANES, 0, 3);
             for (int i = 0; i < UNROLLED; ++i, words += PANEL, codes += CODES_PER_WORD)
                 CodeWords::add<ROWS>(codes, stride, words, acc);
         } while (words < end);

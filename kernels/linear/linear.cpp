@@ -19,7 +19,9 @@ constexpr int64_t K_BLOCK = 1024;  // of k: what a panel holds of it stays there
 constexpr int64_t ROWS_AHEAD = TILE_ROWS;  // of results, whose lines are asked for before they are written
 constexpr int64_t GROUPS_AT_ONCE = 10;  // of int8: a panel of them stays in the first-level cache
 constexpr int64_t CHUNKS_PER_THREAD = 32;
-constexpr int64_t STREAMS_PER_THREAD = 4;  // chunks of few rows: long runs of memory, which are read without a pause
+// Chunks of few rows are long runs of memory, which are read without a pause, but take no longer than about 25 µs: the
+// others wait so long for a thread that comes late.
+constexpr int64_t STREAMS_PER_THREAD = 4, STREAM_BYTES = 256 << 10;
 
 struct Chunk {
     int64_t row, rows, panel, panels;
@@ -164,12 +166,27 @@ struct KeepLargest {
 struct Cut {
     int64_t rows, panels, row_blocks, panels_per_chunk, chunks_per_block;
 
-    Cut(int64_t rows, int64_t panels) : rows(rows), panels(panels), row_blocks((rows + ROW_BLOCK - 1) / ROW_BLOCK) {
-        const int64_t per_thread = rows <= TILE_ROWS ? STREAMS_PER_THREAD : CHUNKS_PER_THREAD;
-        const int64_t wanted = std::max<int64_t>(1, per_thread * num_threads() / row_blocks);
-        panels_per_chunk = (panels + wanted - 1) / wanted;
-        chunks_per_block = (panels + panels_per_chunk - 1) / panels_per_chunk;
+    Cut(int64_t rows, const PackedWeight& weight)
+        : rows(rows), panels(weight.column_panels()), row_blocks((rows + ROW_BLOCK - 1) / ROW_BLOCK) {
+        const int64_t bytes = panels * weight.parts() * weight.panel_words() * int64_t(sizeof(float));
+        const int64_t wanted = rows <= TILE_ROWS ? std::max(STREAMS_PER_THREAD * num_threads(), bytes / STREAM_BYTES)
+                                                 : std::max<int64_t>(1, CHUNKS_PER_THREAD * num_threads() / row_blocks);
+        panels_per_chunk = even((panels + wanted - 1) / wanted);
+        chunks_per_block = blocks_of(panels_per_chunk);
     }
+
+    // Panels of a chunk, at most `most` and at least half of that: the largest that keeps the busiest thread shortest.
+    int64_t even(int64_t most) const {
+        int64_t best = most;
+        for (int64_t size = most - 1; 2 * size >= most && size > 0; --size)
+            if (longest(size) < longest(best)) best = size;
+        return best;
+    }
+    int64_t longest(int64_t size) const {
+        const int64_t threads = num_threads();
+        return (row_blocks * blocks_of(size) + threads - 1) / threads * size;
+    }
+    int64_t blocks_of(int64_t size) const { return (panels + size - 1) / size; }
 
     int chunks() const { return int(row_blocks * chunks_per_block); }
     Chunk chunk(int index) const {
@@ -235,7 +252,7 @@ void run(const PackedWeight& weight, const LinearInput& x, const Cut& cut, const
 
 void linear(const PackedWeight& weight, const LinearInput& x, const LinearOutput& out) {
     if (x.rows == 0) return;
-    const gemm::Cut cut(x.rows, weight.column_panels());
+    const gemm::Cut cut(x.rows, weight);
     if (out.is_bf16)
         gemm::run(weight, x, cut, gemm::Store<bf16>{weight, out});
     else
@@ -244,7 +261,7 @@ void linear(const PackedWeight& weight, const LinearInput& x, const LinearOutput
 
 void linear_argmax(const PackedWeight& weight, const LinearInput& x, float soft_cap, Largest* largest) {
     if (x.rows == 0) return;
-    const gemm::Cut cut(x.rows, weight.column_panels());
+    const gemm::Cut cut(x.rows, weight);
     const int64_t blocks = cut.chunks_per_block;
     std::vector<Largest> kept(size_t(x.rows * blocks), Largest{-INFINITY, 0});
     gemm::run(weight, x, cut, gemm::KeepLargest{weight, soft_cap, kept.data(), blocks, cut.panels_per_chunk});
@@ -264,6 +281,12 @@ PW_EXPORT int64_t pw_linear_takes_bf16() { return pw::HAS_PAIR_PRODUCTS; }
 
 PW_EXPORT void pw_linear(const pw::PackedWeight* weight, const pw::LinearInput* x, const pw::LinearOutput* out) {
     pw::linear(*weight, *x, *out);
+}
+
+// `count` products in turn, as a step of a decoder makes them.
+PW_EXPORT void pw_linears(int64_t count, const pw::PackedWeight* weights, const pw::LinearInput* inputs,
+                          const pw::LinearOutput* outputs) {
+    for (int64_t i = 0; i < count; ++i) pw::linear(weights[i], inputs[i], outputs[i]);
 }
 
 PW_EXPORT void pw_linear_argmax(const pw::PackedWeight* weight, const pw::LinearInput* x, float soft_cap,

@@ -5,6 +5,7 @@ bit for bit, since it is widened before it is multiplied.
 """
 
 import ctypes
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -93,36 +94,69 @@ class NativeLinear:
         self._reads_bf16 = self.kind is Kind.INT8 or (self.kind is Kind.BF16 and library.takes_bfloat16)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        fits = x.dim() == 2 and x.shape[1] == self.in_features and x.dtype in (torch.float32, torch.bfloat16)
-        require(fits, f"linear: x {tuple(x.shape)} {x.dtype}, weight takes {self.in_features} inputs")
-        out = torch.empty(x.shape[0], self.out_features, dtype=x.dtype)
-        x = self._readable(x)
+        given = self.readable(x)
+        out = torch.empty(len(x), self.out_features, dtype=x.dtype)
+        self._run(ctypes.byref(self.packed.weight), ctypes.byref(_input(given)), ctypes.byref(self.output(out)))
+        return out
+
+    def output(self, out: torch.Tensor) -> _Output:
+        """Where a product goes: `out` [rows, out_features]."""
         bias = None if self.bias is None else self.bias.data_ptr()
         is_bf16 = out.dtype == torch.bfloat16
-        self._run(
-            ctypes.byref(self.packed.weight),
-            ctypes.byref(_Input(x.data_ptr(), x.shape[0], x.stride(0), x.dtype == torch.bfloat16)),
-            ctypes.byref(_Output(out.data_ptr(), out.stride(0), is_bf16, bias, None, self.activation, 0.0)),
-        )
-        return out
+        return _Output(out.data_ptr(), out.stride(0), is_bf16, bias, None, self.activation, 0.0)
 
     def argmax(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Column [rows] and value [rows] of each row's largest product, without bias: the first of equal ones; NaN if
         one was. No product is stored."""
-        x = self._readable(x)
+        x = self.readable(x)
         largest = np.empty(len(x), LARGEST)
-        given = _Input(x.data_ptr(), x.shape[0], x.stride(0), x.dtype == torch.bfloat16)
-        self._argmax(ctypes.byref(self.packed.weight), ctypes.byref(given), 0.0, largest.ctypes.data)
+        self._argmax(ctypes.byref(self.packed.weight), ctypes.byref(_input(x)), 0.0, largest.ctypes.data)
         return torch.from_numpy(largest["column"].astype(np.int64)), torch.from_numpy(largest["value"].copy())
 
-    def _readable(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` as the kernel takes it: as wide as the packed weight, its last dimension contiguous."""
+    def readable(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` [rows, in_features] as the kernel takes it: as wide as the packed weight, its last dimension contiguous.
+
+        Raises:
+            ValueError: another shape, or neither float32 nor bfloat16.
+        """
+        fits = x.dim() == 2 and x.shape[1] == self.in_features and x.dtype in (torch.float32, torch.bfloat16)
+        require(fits, f"linear: x {tuple(x.shape)} {x.dtype}, weight takes {self.in_features} inputs")
         if x.dtype == torch.bfloat16 and not self._reads_bf16:
             x = x.float()
         missing = self.packed.weight.in_features - x.shape[1]
         if missing:
             return torch.nn.functional.pad(x, (0, missing))
         return x if x.stride(1) == 1 else x.contiguous()
+
+
+class LinearSequence:
+    """Products in turn by one call, with results in the same memory every time, as a decoder's step makes them."""
+
+    def __init__(self, products: Sequence[tuple[NativeLinear, torch.Tensor]]) -> None:
+        """`products`: weights of one library, and what each is multiplied with."""
+        self._count = len(products)
+        self._inputs = [linear.readable(x) for linear, x in products]
+        self._outputs = [
+            torch.empty(len(x), linear.out_features, dtype=x.dtype)
+            for (linear, _), x in zip(products, self._inputs, strict=True)
+        ]
+        linears = [linear for linear, _ in products]
+        outputs = [linear.output(out) for linear, out in zip(linears, self._outputs, strict=True)]
+        self._arguments = (
+            (PackedWeight * self._count)(*(linear.packed.weight for linear in linears)),
+            (_Input * self._count)(*map(_input, self._inputs)),
+            (_Output * self._count)(*outputs),
+        )
+        self._run = linears[0].library.function("pw_linears", Int, Pointer, Pointer, Pointer)
+
+    def __call__(self) -> list[torch.Tensor]:
+        """The results, which the next call overwrites."""
+        self._run(self._count, *self._arguments)
+        return self._outputs
+
+
+def _input(x: torch.Tensor) -> _Input:
+    return _Input(x.data_ptr(), x.shape[0], x.stride(0), x.dtype == torch.bfloat16)
 
 
 def pack(library: Library, weight: torch.Tensor, *, is_gated: bool = False, is_int8: bool = False) -> Packed:

@@ -42,7 +42,7 @@ struct PairWords {
 
 // Memory that will be needed next: each tile of a panel asks for `lines` lines of it in the course of its work, so that it
 // is in the second-level cache by then. A panel's only tile needs what it reads too soon for that: it has no lines to ask
-// for, and looks a little ahead in its own panel.
+// for, and looks a little ahead, at the end of its panel into the next one.
 struct Ahead {
     const float* at;
     int64_t lines;
@@ -50,7 +50,7 @@ struct Ahead {
 };
 
 constexpr int64_t BURST = 4;                      // words of a column between two requests
-constexpr int NEAR = 16 * PANEL;                  // how far an only tile looks ahead
+constexpr int NEAR = 16 * PANEL;                  // how far an only tile looks ahead: a group of int8 (int8.h)
 constexpr int LINE = 64 / int(sizeof(float));     // of a cache, in floats
 
 // c[row][column] (stride PANEL) += x[row] . panel over `groups` >= 1 words of k.
@@ -65,11 +65,13 @@ void tile(const typename Words::Input* x, int64_t stride, const float* words, in
         const float* const stop = words + BURST * PANEL < end ? words + BURST * PANEL : end;
         if (IS_FAR)
             for (int64_t i = 0; i < lines; ++i, ahead.at += LINE) __builtin_prefetch(ahead.at, 0, 2);
+        // From a pointer's distance to `words`: NEAR, or what leads into the next panel.
+        const int64_t near = words + NEAR < end ? NEAR : ahead.at - end + NEAR;
         do {
             F32 raw[PANEL_VECTORS];
             for (int v = 0; v < PANEL_VECTORS; ++v) {
                 raw[v] = load(words + v * LANES);
-                if (!IS_FAR) __builtin_prefetch(words + NEAR + v * LANES, 0, 3);
+                if (!IS_FAR) __builtin_prefetch(words + near + v * LANES, 0, 3);
             }
             for (int pass = 0; pass < Words::PASSES; ++pass) {
                 F32 w[PANEL_VECTORS];

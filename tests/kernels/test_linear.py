@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kernels.linear.api import pack_gated_linear, pack_linear
-from kernels.linear.native import NativeLinear
+from kernels.linear.native import LinearSequence, NativeLinear
 from kernels.linear.reference import ReferenceInt8Linear, ReferenceLinear, quantize_activations, quantize_weight
 from kernels.native.library import Library, built_levels, open_library, using
 
@@ -208,3 +208,15 @@ def test_largest_logit_is_the_first_of_equal_ones_and_nan_if_one_is(native: Libr
     assert columns[:2].tolist() == [17, 0]
     assert values[:2].tolist() == [64.0, 0.0]
     assert values[2].isnan()
+
+
+@pytest.mark.parametrize("is_int8", [False, True])
+def test_products_in_one_call_are_those_of_single_calls(native: Library, is_int8: bool) -> None:
+    shapes = [(100, 64), (64, 100), (1000, 64)]
+    linears = [NativeLinear(native, random(*shape).bfloat16(), None, is_int8=is_int8) for shape in shapes]
+    inputs = [random(3, linear.in_features, seed=1) for linear in linears]
+    sequence = LinearSequence(list(zip(linears, inputs, strict=True)))
+    for _ in range(2):
+        for found, linear, x in zip(sequence(), linears, inputs, strict=True):
+            assert torch.equal(found, linear(x))
+            found.fill_(float("nan"))
