@@ -134,6 +134,7 @@ def _is_ready(port: int) -> bool:
 
 
 def test_killed_processes_come_back_and_serve(stack: Stack) -> None:
+    """BEST-02."""
     before = stack.pids()
     for service in ("gateway", "redis"):
         os.kill(before[service][0], signal.SIGKILL)

@@ -133,6 +133,7 @@ def test_a_long_state_directory_gets_a_short_private_socket(tmp_path: Path) -> N
 
 
 def test_a_given_redis_is_checked(redis_client: redis.Redis, redis_url: str) -> None:
+    """Case 115."""
     assert check_given(redis_url) == ["Redis: durability everysec, a crash loses at most the last second"]
     redis_client.config_set("maxmemory-policy", "allkeys-lru")
     warning, durability = check_given(redis_url)

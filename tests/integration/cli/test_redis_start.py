@@ -36,3 +36,9 @@ def test_durability(tmp_path: Path, asked: str, appendonly: str, appendfsync: st
 def test_an_unknown_durability_starts_nothing(tmp_path: Path) -> None:
     answer = start(tmp_path, PAGEWIRE_DURABILITY="sometimes")
     assert answer.returncode == 1 and not answer.stdout and "sometimes" in answer.stderr
+
+
+def test_without_a_password_nothing_starts(tmp_path: Path) -> None:
+    """Case 136."""
+    answer = start(tmp_path, REDIS_PASSWORD="")
+    assert answer.returncode != 0 and not answer.stdout and "REDIS_PASSWORD" in answer.stderr

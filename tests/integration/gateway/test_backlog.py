@@ -20,6 +20,18 @@ def num_events(scene: Scene) -> int:
     return len(stream.chunks)
 
 
+def test_a_stream_grows_with_its_tokens_and_not_with_their_square(scene: Scene) -> None:
+    """Case 95: a delta never carries the text so far. Of twice as many events each has the same bytes."""
+    sizes = []
+    for count in (100, 200):
+        scene.scripts["go"] = answer(TEXT[:count])
+        body = {"model": "bytes", "prompt": "go", "max_tokens": count + 1, "stream": True}
+        with scene.gateway.http.stream("POST", "/v1/completions", json=body) as response:
+            sizes.append(len(response.read()))
+    assert sizes[1] - sizes[0] < 100 * 260  # bytes of one token's event: its head is most of them
+    assert sizes[1] < 2.1 * sizes[0]
+
+
 def test_behind_a_stream_is_written_at_most_once_per_interval(
     open_scene: OpenScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def test_a_client_that_leaves_mid_body_queues_nothing(scene: Scene) -> None:
 
 
 def test_many_disconnects_leave_no_task_behind(scene: Scene) -> None:
+    """Case 94."""
     scene.scripts["go"] = Script(spell("x") * 100, end=None)
     server = scene.gateway.server.server_state
     for i in range(40):

@@ -133,6 +133,7 @@ def test_a_pool_that_was_ready_a_moment_ago_still_takes_requests(open_scene: Ope
 
 
 def test_redis_absent_at_start_is_waited_for(byte_model: Path, byte_tokenizer: TextTokenizer) -> None:
+    """Case 116."""
     url = "redis://127.0.0.1:1/0"
     with RunningGateway(byte_tokenizer, model=byte_model, redis_url=url) as gateway:
         gateway.wait_for(lambda: gateway.http.get("/health/ready").json()["reason"] == "redis_unreachable")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,8 +16,10 @@ import pytest
 from services.gateway.http import body as body_module
 from services.gateway.http import connection, routes
 from services.gateway.requests.submissions import build_submissions
+from services.gateway.text.tokenizer import TextTokenizer
 from shared.messages import Abort, Submission
 from tests.fakes.byte_model import answer, spell
+from tests.fakes.gateway_server import RunningGateway
 from tests.fakes.scripted_pool import Script
 from tests.fakes.sse_reader import parse_sse
 from tests.integration.gateway.conftest import OpenScene, Scene
@@ -94,6 +97,25 @@ def test_beyond_the_cap_exactly_the_rest_is_refused(open_scene: OpenScene) -> No
     assert scene.post("/v1/completions", prompt="next").status_code == 200  # case 88: it recovers
 
 
+@pytest.mark.timeout(60)
+def test_of_two_gateways_on_one_full_queue_each_request_is_answered(
+    open_scene: OpenScene, redis_url: str, byte_model: Path, byte_tokenizer: TextTokenizer
+) -> None:
+    """Case 89: with two front ends some requests hung for ever although all counters were 0."""
+    scene, flood = open_scene(pool_cap_requests=20), Flood()
+    scene.pool.pause()
+    other = RunningGateway(byte_tokenizer, model=byte_model, redis_url=redis_url)
+
+    async def both() -> None:
+        urls = (scene.gateway.url, other.url)
+        await asyncio.gather(*(flood.run(url, 60, 100, scene.pool.resume) for url in urls))
+
+    with other:
+        other.wait_ready()
+        asyncio.run(both())
+    assert (flood.num_done, len(flood.refused)) == (20, 100)
+
+
 def test_one_refusal_is_fast(open_scene: OpenScene) -> None:
     scene = open_scene(pool_cap_requests=1)
     scene.pool.pause()
@@ -109,6 +131,7 @@ def test_one_refusal_is_fast(open_scene: OpenScene) -> None:
 
 
 def test_a_full_redis_takes_no_new_work_and_finishes_the_old(scene: Scene) -> None:
+    """Case 115."""
     scene.scripts["go"] = answer("to the very end", hold_after=3)
     redis = scene.pool.client
     for i in range(400):  # so that a few buffers more or less do not matter

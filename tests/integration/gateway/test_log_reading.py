@@ -137,6 +137,7 @@ def test_a_lost_record_ends_the_stream_with_an_error(
 
 
 def test_a_pool_that_stays_away_ends_streams_and_refuses_new_ones(open_scene: OpenScene) -> None:
+    """Case 15, BEST-16."""
     scene = open_scene(outage_limit_s=1.5, admission_grace_s=0.5)
     scene.gateway.state.engine.reader.quiet.quiet_s = 0.3
     scene.scripts["go"] = Script(spell("x"), end=None)
@@ -300,6 +301,7 @@ def test_another_redis_is_recognised_though_its_log_is_longer(scene: Scene, redi
 
 
 def test_one_read_of_the_log_serves_all_streams(scene: Scene, redis_client: redis.Redis) -> None:
+    """Case 113."""
     texts = {f"<{i}>": "y" * 50 for i in range(16)}
     for prompt, text in texts.items():
         scene.scripts[prompt] = Script(spell(text), end=EndReason.LENGTH, hold_after=0)

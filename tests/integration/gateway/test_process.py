@@ -111,6 +111,25 @@ def test_streams_beyond_the_grace_period_are_cut_and_may_go_on_elsewhere(
         assert pool.client.zcard(keys.windows) == 1  # until its window is over
 
 
+def test_a_second_sigterm_ends_at_once(byte_model: Path, redis_url: str, keys: Keys) -> None:
+    """Case 98. The stream would go on for the whole grace period; it may go on elsewhere."""
+    with (
+        ScriptedPool(redis_url, keys, lambda s: Script(spell("x"), end=None)) as pool,
+        gateway_process(byte_model, redis_url, shutdown_grace_s="60") as (process, url),
+    ):
+        wait_ready(url)
+        result: list[SseStream] = []
+        thread = read_stream(url, result)
+        pool.wait_for(lambda: pool.submissions)
+        process.send_signal(signal.SIGTERM)
+        while httpx.get(f"{url}/health/ready", trust_env=False).json().get("reason") != "shutting_down":
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == 0
+        thread.join(20)
+        assert not result[0].is_done and pool.messages(Abort) == []
+
+
 def test_a_bad_model_folder_is_one_clear_line(tmp_path: Path, redis_url: str) -> None:
     with gateway_process(tmp_path, redis_url) as (process, _):
         assert process.wait(30) == 2

@@ -466,6 +466,7 @@ def test_streams_that_a_shutdown_cuts_go_on_elsewhere(scene: Scene, another: Ano
 
 
 def test_a_repeated_post_is_the_same_request(scene: Scene, another: Another) -> None:
+    """Case 92."""
     scene.scripts["go"] = answer(TEXT, hold_after=5)
     other = another()
     body = {"prompt": "go", "temperature": 0.5, "stream": True, **USAGE}

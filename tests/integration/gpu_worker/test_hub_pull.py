@@ -94,6 +94,7 @@ def url(server: ThreadingHTTPServer) -> str:
 
 
 def test_takes_weights_and_tokenizer_but_never_code(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+    """Case 135."""
     done = pull("org/tiny", tmp_path, url(hub))
     assert done.returncode == 0, done.stderr
     target = tmp_path / "models" / "hub" / "org--tiny"

@@ -116,7 +116,7 @@ Serve = Callable[[Scheduler], None]
 def test_an_emptied_redis_serves_new_requests_at_once(
     own_pool: Pool, serve: Serve, when: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """FLUSHALL. No number that was in use before is given again."""
+    """Case 111. FLUSHALL. No number that was in use before is given again."""
     caplog.set_level("INFO", "pagewire.scheduler")
     pool = own_pool
     worker = pool.worker(step_s=0.003)

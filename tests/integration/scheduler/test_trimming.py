@@ -26,6 +26,7 @@ def _trim_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_streams_are_cut_and_a_cold_start_still_continues_exactly(pool: Pool) -> None:
+    """Case 108."""
     worker = pool.worker(step_s=0.01, num_blocks=256)
     first = pool.scheduler(**SHORT).start()
     pool.submit(8, min_prompt=4, max_prompt=8, max_tokens=240)
@@ -103,6 +104,7 @@ def test_the_log_keeps_time_or_bytes_whichever_is_more(
     ("saved", "folded", "expected"), [("3000-0", "9000-0", "3000-0"), ("9000-0", "2000-5", "2000-5")]
 )
 def test_the_log_is_never_cut_before_fold_and_snapshot(keys: Keys, saved: str, folded: str, expected: str) -> None:
+    """Case 107."""
     trimmer = Trimmer(keys, keep_s=0, keep_bytes=0)
     for second in range(1, 11):
         trimmer.on_read(f"{second}000-0", 100)

@@ -133,7 +133,7 @@ def _stats(pool: Pool) -> PoolStats:
 
 
 def test_a_slow_worker_is_not_taken_for_a_hanging_one(pool: Pool) -> None:
-    """The deadline begins anew with every result."""
+    """Case 105. The deadline begins anew with every result."""
     worker = pool.worker(step_s=0.2)
     pool.scheduler(step_deadline_s=0.3).start()
     pool.submit(3, max_tokens=12)
@@ -143,7 +143,7 @@ def test_a_slow_worker_is_not_taken_for_a_hanging_one(pool: Pool) -> None:
 
 
 def test_a_worker_whose_step_is_lost_from_the_log_is_fenced_and_its_requests_continue(pool: Pool) -> None:
-    """No later step of it has a place without that one: its requests would wait for ever."""
+    """Case 110. No later step of it has a place without that one: its requests would wait for ever."""
     worker = pool.worker()
     leader = pool.scheduler().take_over()
     pool.submit(6, max_tokens=60)
@@ -283,6 +283,7 @@ def test_a_worker_admitted_by_a_leader_that_died_before_the_tick_still_joins(poo
 
 
 def test_names_of_the_dead_leave_the_members(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 106."""
     monkeypatch.setattr(workers, "FORGET_AFTER_S", 0.2)
     worker = pool.worker(lease_ttl_s=0.4)
     pool.scheduler().start()

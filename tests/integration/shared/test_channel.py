@@ -135,6 +135,7 @@ def test_a_command_that_timed_out_leaves_no_reply_to_the_next_one(channel: Chann
 
 
 def test_a_blocking_reader_waits_longer_than_redis_blocks(redis_url: str) -> None:
+    """Case 112."""
     with closing(open_channel_blocking(redis_url, block_s=0.4)) as reader:
         number = client_id(reader)
         assert read_channel(reader, {"s": "0-0"}, block_ms=400) == {}
@@ -142,6 +143,7 @@ def test_a_blocking_reader_waits_longer_than_redis_blocks(redis_url: str) -> Non
 
 
 def test_a_cancelled_command_closes_the_connection(channel: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 114."""
     number = client_id(channel)
 
     def interrupt() -> None:

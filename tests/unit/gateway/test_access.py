@@ -77,6 +77,7 @@ def test_wrong_keys_are_refused_without_showing_them(tmp_path: Path) -> None:
 
 
 def test_nobody_serves_others_without_a_key_by_mistake() -> None:
+    """Case 136."""
     keys, none = load_keys("open-sesame", None), load_keys("", None)
     for host in ("0.0.0.0", "::", "", "192.0.2.1"):
         assert not is_loopback(host)

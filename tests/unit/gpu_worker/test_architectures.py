@@ -236,6 +236,7 @@ def test_code_in_a_folder_is_never_run(tmp_path: Path) -> None:
 
 
 def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+    """Case 135."""
     write_tiny(tmp_path, FALLBACK["gpt2"])
     (tmp_path / "model.safetensors").unlink()
     torch.save({"transformer.wte.weight": torch.zeros(2)}, tmp_path / "pytorch_model.bin")

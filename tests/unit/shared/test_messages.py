@@ -68,6 +68,7 @@ def test_another_major_version_is_told_apart_from_garbage() -> None:
 
 @given(st.binary(max_size=200))
 def test_random_bytes_raise_protocol_errors_only(data: bytes) -> None:
+    """Case 125."""
     for decoder in (log_decoder, intake_decoder):
         with pytest.raises(ProtocolError):
             decoder.decode(data)

@@ -100,6 +100,7 @@ def test_an_ended_row_yields_its_last_token_and_may_be_reused() -> None:
 
 
 def test_doubled_and_late_results_count_once() -> None:
+    """Case 109."""
     follower = follow("a")
     log: list[LogMessage] = [step(1, [1], joined=((0, "a", 0),)), step(2, [2])]
     assert collect(follower, [log[0], log[0], log[1], log[0], log[1]]) == {"a": [1, 2]}

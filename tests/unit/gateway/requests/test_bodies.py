@@ -433,6 +433,7 @@ def test_a_message_of_the_official_client_can_be_sent_back() -> None:
     ],
 )
 def test_bad_messages(messages: Any, param: str) -> None:
+    """Case 131 among them: nothing is fetched, so a part that is no text is refused."""
     assert refusal(chat, messages=messages).param == param
 
 
