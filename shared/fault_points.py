@@ -2,12 +2,14 @@
 
 A service that was started with that folder looks there whenever it passes a point. A file of the point's name holds the
 name of a signal; the first process that gets hold of it (it is renamed to `<point>.<pid>`) sends itself that signal:
-`SIGKILL` ends it right there, `SIGSTOP` pauses it until somebody sends SIGCONT. Without the folder a point is one
-comparison with None.
+`SIGKILL` ends it right there, `SIGSTOP` pauses it until somebody sends SIGCONT. If the id of a request follows the
+name, the file stays, and strikes every process that passes the point with that request. Without the folder a point is
+one comparison with None.
 """
 
 import os
 import signal
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +20,8 @@ class FaultPoint(StrEnum):
 
     REQUEST_SUBMITTED = "request_submitted"
     """Gateway: a request was appended to intake, its reply is not used yet."""
+    STEP_BEGUN = "step_begun"
+    """Worker: a plan is about to be computed; with the requests of the batch."""
     STEP_COMPUTED = "step_computed"
     """Worker: a result is about to be appended."""
     STEP_PUBLISHED = "step_published"
@@ -45,11 +49,14 @@ def arm(folder: str) -> None:
     _folder = Path(folder) if folder else None
 
 
-def pass_point(point: FaultPoint) -> None:
-    """Suffer the fault that waits at `point`, if there is one."""
+def pass_point(point: FaultPoint, requests: Callable[[], Collection[str]] = tuple) -> None:
+    """Suffer the fault that waits at `point`, if there is one. `requests`: those that it would be suffered with."""
     if _folder is None:
         return
     with suppress(FileNotFoundError):
-        name = (_folder / point).read_text().strip()
-        (_folder / point).rename(_folder / f"{point}.{os.getpid()}")
+        name, _, request_id = (_folder / point).read_text().strip().partition(" ")
+        if not request_id:
+            (_folder / point).rename(_folder / f"{point}.{os.getpid()}")
+        elif request_id not in requests():
+            return
         os.kill(os.getpid(), signal.Signals[name])

@@ -146,6 +146,13 @@ class Settings(BaseSettings):
     max_bypasses: int | None = option(
         None, "How many later requests may pass one that lacks KV blocks.", shown="16", forward=True, ge=0
     )
+    max_worker_deaths: int | None = option(
+        None,
+        "Workers in a row that may die of one request before it ends; 0: any number.",
+        shown="3",
+        forward=True,
+        ge=0,
+    )
     enable_prefix_caching: bool | None = option(None, "Share the KV of common prefixes.", shown="on", forward=True)
     eviction: Literal["lru", "lfu", "fifo"] | None = option(
         None, "Which cached KV block goes first: lru, lfu or fifo.", shown="lru", forward=True

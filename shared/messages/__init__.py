@@ -15,7 +15,14 @@ pool.py              keys with one value: leases, gauges, what people look at
 """
 
 from shared.messages.codec import FIELD, SCHEMA_VERSION, Decoder, Message, Part, encode
-from shared.messages.endings import DEADLINE_CAUSES, FINISH_REASONS, EndReason, EventKind, FinishReason
+from shared.messages.endings import (
+    DEADLINE_CAUSES,
+    FINISH_REASONS,
+    WORKERS_DIED,
+    EndReason,
+    EventKind,
+    FinishReason,
+)
 from shared.messages.intake import Abort, IntakeMessage, ProcessDied, Stop, Submit
 from shared.messages.plans import (
     BeamRow,
@@ -46,6 +53,7 @@ __all__ = [
     "FIELD",
     "FINISH_REASONS",
     "SCHEMA_VERSION",
+    "WORKERS_DIED",
     "Abort",
     "BeamRow",
     "BlockCopies",

@@ -37,6 +37,10 @@ DEADLINE_CAUSES = ("queue_deadline", "first_token_deadline", "deadline")
 """Causes of the aborts that end a request with TIMEOUT; in the order of `Submission.deadlines`."""
 
 
+WORKERS_DIED = "several workers in a row died while they computed this request"
+"""Message of the ERROR that ends a request which seems to be the reason."""
+
+
 class EventKind(StrEnum):
     PREEMPTED = "preempted"
     FINISHED = "finished"

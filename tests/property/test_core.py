@@ -64,6 +64,7 @@ configs = st.builds(
     priority_ageing_s=st.sampled_from([0.001, 0.02, 1.0]),
     tenant_weights=st.sampled_from(["", "other=3"]),
     max_bypasses=st.sampled_from([0, 1, 3, 16]),
+    max_worker_deaths=st.sampled_from([0, 1, 2, 3]),
     admission_room=st.integers(0, 4),
     itl_target_s=ITL_TARGETS,
     enable_prefix_caching=st.sampled_from([True, True, True, False]),

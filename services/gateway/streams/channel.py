@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shared.messages import FINISH_REASONS, EndReason, Final, FinishReason, RequestEvent
+from shared.messages import FINISH_REASONS, WORKERS_DIED, EndReason, Final, FinishReason, RequestEvent
 from shared.records import RequestRecord
 
 ROLLED_BACK = ("log_rolled_back", "the message log lost this request, or a part of it that was told")
@@ -44,7 +44,8 @@ class Ending:
     @classmethod
     def _told(cls, reason: str, end_reason: int, message: str) -> "Ending":
         known = FinishReason(reason) if reason in set(FinishReason) else FinishReason.ERROR
-        codes = {FinishReason.ERROR: "generation_failed", FinishReason.REJECTED: "rejected"}
+        failed = "worker_died" if message == WORKERS_DIED else "generation_failed"
+        codes = {FinishReason.ERROR: failed, FinishReason.REJECTED: "rejected"}
         return cls(known, EndReason(end_reason) if end_reason else None, message, codes.get(known, ""))
 
 

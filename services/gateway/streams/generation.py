@@ -26,7 +26,7 @@ from shared.redis_client import RedisFailure
 from shared.scripts.attachments import adopt
 from shared.scripts.quotas import Quota
 
-_STATUS = {"generation_failed": 500, "rejected": 400, "deadline_exceeded": 504}
+_STATUS = {"generation_failed": 500, "worker_died": 500, "rejected": 400, "deadline_exceeded": 504}
 _CLIENT_ENDS = ("client_disconnect", "slow_client")
 _GATEWAY_ENDS = (
     "cancelled",

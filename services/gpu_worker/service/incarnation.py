@@ -21,6 +21,7 @@ from services.gpu_worker.service.plan_reader import PlanReader, last_plan_in_str
 from services.gpu_worker.service.publisher import Publisher
 from services.gpu_worker.service.roster import BatchRoster
 from services.gpu_worker.service.seat import Seat
+from shared.fault_points import FaultPoint, pass_point
 from shared.messages import StepPlan, StepResult
 from shared.redis_client import RedisFailure, connect, open_channel
 
@@ -153,6 +154,7 @@ class Incarnation:
     def _step(self, entry: PlanEntry) -> StepResult:
         self._entry = entry
         self._roster.before(entry.plan)
+        pass_point(FaultPoint.STEP_BEGUN, lambda: self._roster.request_ids)
         result = self._engine.step(entry.plan)
         self._roster.after(result)
         self._executed = entry.plan.plan_id

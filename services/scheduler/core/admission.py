@@ -16,6 +16,7 @@ from services.scheduler.core.prefill_budget import PrefillBudget
 from services.scheduler.core.prefix_cache import CachedBlock
 from services.scheduler.core.request import Request, Signal
 from services.scheduler.core.seats import PlanDraft, Seat
+from services.scheduler.core.suspects import is_suspect
 
 if TYPE_CHECKING:
     from services.scheduler.core.scheduler import SchedulerCore
@@ -168,8 +169,8 @@ def _place(
     if lane is not None and not placement.concerns(lane):
         return Admissions([], [], None, targets)
     for request in islice(core.waiting, limit):
-        if not budget.of(request):
-            break
+        if not budget.of(request) or (placed and is_suspect(request, core.config)):
+            break  # nobody enters together with a suspect
         if may_reserve and not request.has_begun:
             draining.reserve(core, placement)
             may_reserve = False
@@ -197,7 +198,7 @@ def _place(
             num_tokens = 1 if source else request.num_tokens - len(hits) * core.config.block_size
             budget.spend(min(budget.of(request), num_tokens))
             most -= len(passed) > 0
-            if not placement.has_row(lane):
+            if not placement.has_row(lane) or is_suspect(request, core.config):
                 break
         if (passed and most <= 0) or (lane is None and len(targets) == len(core.lanes)):
             break

@@ -42,6 +42,8 @@ class SchedulerConfig:
     """Policy `fair`: shares of tenants, as in `a=2,b=1`; those not named have 1."""
     max_bypasses: int = 16
     """Later requests that may be admitted before one that lacks blocks."""
+    max_worker_deaths: int = 0
+    """Workers in a row that may die of one request, as far as can be told, before it ends; 0: any number."""
     enable_prefix_caching: bool = True
     """Full blocks stay findable, so that a request that begins alike does not compute them again."""
     eviction: Eviction = Eviction.LRU
@@ -67,6 +69,8 @@ class SchedulerConfig:
             raise ConfigError(f"priority_ageing_s must be positive, not {self.priority_ageing_s}")
         if self.max_bypasses < 0:
             raise ConfigError(f"max_bypasses must not be negative, but is {self.max_bypasses}")
+        if self.max_worker_deaths < 0:
+            raise ConfigError(f"max_worker_deaths must not be negative, but is {self.max_worker_deaths}")
         parse_weights(self.tenant_weights)
         if not (isfinite(self.itl_target_s) and self.itl_target_s >= 0):
             raise ConfigError(f"itl_target_s must be 0 or a time in seconds, not {self.itl_target_s}")

@@ -18,7 +18,14 @@ _LACKS = {
     "rows": "lacks rows",
     "blocks": "lacks blocks",
     "swapped": "has swapped requests to take back",
+    "suspect": "tries a request of which workers may have died",
     "": "has room",
+}
+
+
+_BEHIND = {
+    "suspect": "a request of which workers may have died is tried first",
+    "swapped": "requests that were swapped out go first",
 }
 
 
@@ -121,10 +128,10 @@ def _why(core: "SchedulerCore", placement: Placement, request: Request, before: 
     lacking = sorted({obstacle for _, obstacle in obstacles if obstacle})
     if len([obstacle for _, obstacle in obstacles if obstacle]) < len(obstacles):
         return "next_plan", "a worker takes it with its next plan"
-    if lacking == ["swapped"]:
-        return "behind", "requests that were swapped out go first"
+    if set(lacking) <= _BEHIND.keys():
+        return "behind", " or ".join(_BEHIND[lack] for lack in lacking)
     needed = blocks_to_admit(request, core.config)
     parts = [f"{lane.worker} {_LACKS[lack]} ({lane.pool.num_available} blocks free)" for lane, lack in obstacles]
     passed = f"; passed by {request.num_bypassed} of at most {core.config.max_bypasses}" if request.num_bypassed else ""
-    lacking = [lack for lack in lacking if lack != "swapped"]
+    lacking = [lack for lack in lacking if lack not in ("swapped", "suspect")]
     return lacking[0], f"needs a row and {needed} blocks and some room: {', '.join(parts)}{passed}"

@@ -15,6 +15,7 @@ from services.scheduler.core.lane import Lane
 from services.scheduler.core.placement import Placement
 from services.scheduler.core.request import Signal
 from services.scheduler.core.seats import Seat
+from services.scheduler.core.suspects import clear
 from shared.messages import EventKind
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def _place_first(core: "SchedulerCore", lane: Lane, placement: Placement) -> lis
 def _hand_over(core: "SchedulerCore", seat: Seat) -> None:
     """Nothing of the lane is in flight, so the request's tokens are exact."""
     request = seat.request
+    clear(seat)
     seat.lane.drop(seat)
     request.apply(Signal.REQUEUE)
     core.waiting.push(request)

@@ -5,8 +5,9 @@
 from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
+from operator import attrgetter
 
-from services.scheduler.core import beam_rows, logprobs, residency
+from services.scheduler.core import beam_rows, logprobs, residency, suspects
 from services.scheduler.core.blocks import AllocStatus, BlockPool
 from services.scheduler.core.config import SchedulerConfig
 from services.scheduler.core.contradiction import is_silent
@@ -64,6 +65,8 @@ class Lane:
         """Their other rows that the worker knows."""
         self.swapped: dict[str, Request] = {}
         """Requests whose KV lies in the host pool, by id."""
+        self.trial: Seat | None = None
+        """The suspect that was seated last."""
         self.history = TokenHistory(config.max_num_seqs, base=1)
         self.rates = Rates()
         self.num_prefilled = 0
@@ -171,6 +174,8 @@ class Lane:
         )
         self.seats[seat.row] = self.prefill[seat.row] = seat
         request.seat = seat
+        if suspects.is_suspect(request, self.config):
+            self.trial = seat
         if request.submission.params.beam_width:
             beam_rows.enter(self, seat)
         self.policy.on_seated(seat)
@@ -379,6 +384,8 @@ class Lane:
             self.policy.on_seated(seat)
         self.ghosts = {ghost.row: ghost for ghost in ghosts}
         self.searches = {row: seat for row, seat in self.seats.items() if seat.beams is not None}
+        on_trial = [seat for seat in self.seats.values() if suspects.is_suspect(seat.request, self.config)]
+        self.trial = max(on_trial, key=attrgetter("added"), default=None)
         spare = beam_rows.restore(self)
         taken = {*self.seats, *self.ghosts, *spare}
         self.free_rows = [row for row in range(self.config.max_rows) if row not in taken]

@@ -23,6 +23,7 @@ from services.scheduler.core.prefix_cache import CachedBlock
 from services.scheduler.core.request import Request
 from services.scheduler.core.residency import first_key
 from services.scheduler.core.seats import Seat
+from services.scheduler.core.suspects import on_trial
 
 ROW_WEIGHT = 64
 """A row weighs as much as this many prefill tokens not yet computed: it stays for many steps, they do not."""
@@ -37,13 +38,14 @@ class Trial:
     num_rows_free: int
     num_seated: int
     num_blocks_free: int
-    is_kept: bool
-    """For requests that were swapped out: they come first, as long as they have their copies."""
+    kept_for: str
+    """`swapped`: for requests that were swapped out, which come first, as long as they have their copies. `suspect`:
+    for one that is on trial. Empty: for nobody."""
 
     def lacks(self, num_blocks: int, config: SchedulerConfig, *, num_rows: int = 1) -> str:
         """What keeps a request that needs so much off this lane; empty if nothing does."""
-        if self.is_kept:
-            return "swapped"
+        if self.kept_for:
+            return self.kept_for
         if self.num_rows_free < num_rows:
             return "rows"
         return "blocks" if num_blocks > self.room(config) else ""
@@ -100,7 +102,7 @@ class Placement:
         sound = [lane for lane in lanes if not lane.broken]
         self.all_leave = all(lane.draining for lane in sound)
         self._trials = {
-            lane.index: _trial(lane, is_kept=bool(lane.swapped) and lane is not without_copies)
+            lane.index: _trial(lane, _kept_for(lane, without_copies))
             for lane in sound
             if self.all_leave or not lane.draining
         }
@@ -242,7 +244,7 @@ class Placement:
             num_rows_free=trial.num_rows_free + len(seats),
             num_seated=trial.num_seated - len(seats),
             num_blocks_free=trial.num_blocks_free + freed,
-            is_kept=trial.is_kept,
+            kept_for=trial.kept_for,
         )
         return self._lack(without, request)
 
@@ -253,7 +255,13 @@ class Placement:
         ]
 
 
-def _trial(lane: Lane, *, is_kept: bool) -> Trial:
+def _kept_for(lane: Lane, without_copies: Lane | None) -> str:
+    if on_trial(lane) is not None:
+        return "suspect"
+    return "swapped" if lane.swapped and lane is not without_copies else ""
+
+
+def _trial(lane: Lane, kept_for: str) -> Trial:
     num_rows = lane.num_rows
     return Trial(
         lane=lane,
@@ -261,5 +269,5 @@ def _trial(lane: Lane, *, is_kept: bool) -> Trial:
         num_rows_free=len(lane.free_rows),
         num_seated=num_rows,
         num_blocks_free=lane.pool.num_available,
-        is_kept=is_kept,
+        kept_for=kept_for,
     )

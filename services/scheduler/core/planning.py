@@ -16,6 +16,7 @@ from services.scheduler.core.lane import Lane
 from services.scheduler.core.prefill_budget import PrefillBudget, prefill_budget
 from services.scheduler.core.request import Signal
 from services.scheduler.core.seats import PlanDraft, Seat
+from services.scheduler.core.suspects import clear
 from services.scheduler.core.victims import choose_victim, displaced
 from shared.messages import EventKind, StepPlan, Tick
 
@@ -94,6 +95,7 @@ def preempt(core: "SchedulerCore", seat: Seat, reason: str) -> None:
     """
     lane, request = seat.lane, seat.request
     assert not lane.in_flight
+    clear(seat)
     swapped = swap.copy_out(core, lane, seat) if reason == "blocks" else None
     lane.drop(seat)
     if swapped is not None:

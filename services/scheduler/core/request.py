@@ -82,6 +82,8 @@ class Request:
     stop_at: int | None = None
     """A stop string completes at this many output tokens, which are not committed yet."""
     num_preemptions: int = 0
+    num_deaths: int = 0
+    """Workers in a row that died while they had it; see `suspects.py`."""
     arrived_at: float = 0.0
     """When it came, by the tick's time (seconds)."""
     num_bypassed: int = 0

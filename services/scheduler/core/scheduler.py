@@ -24,9 +24,11 @@ from services.scheduler.core.queue import WaitingQueue
 from services.scheduler.core.refusals import refusal
 from services.scheduler.core.report import live_output, stats_of
 from services.scheduler.core.request import Request, RequestState, Signal
+from services.scheduler.core.suspects import blame
 from shared.messages import (
     DEADLINE_CAUSES,
     FINISH_REASONS,
+    WORKERS_DIED,
     EndReason,
     EventKind,
     Final,
@@ -188,6 +190,7 @@ class SchedulerCore:
         if lane is None or lane.incarnation > incarnation:
             return
         del self.lanes[worker]
+        condemned = blame(lane)
         for seat in lane.seats.values():
             lane.collect(seat)
             lane.tell_policy_left(seat)
@@ -196,6 +199,8 @@ class SchedulerCore:
             self.waiting.push(seat.request)
             self.counters.requeues += 1
         swap.lose_copies(self, lane)
+        for request in condemned:
+            self._finish(request, FinishReason.ERROR, message=WORKERS_DIED)
         if lane.draining:
             known.num_blocks = 0
             self._reject_what_never_fits()

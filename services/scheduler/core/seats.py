@@ -43,6 +43,13 @@ class Seat:
     beams: "BeamRows | None" = None
     """Of a beam search: it computes its prompt as any other, and then never is a decode row."""
 
+    @property
+    def num_yielded(self) -> int:
+        """Output tokens that it had here; of a search, those of each beam."""
+        if self.beams is not None:
+            return self.beams.search.num_tokens
+        return max(0, min(self.lane.answered, self.last) + 1 - self.first) if self.first else 0
+
     def yields_in(self, plan_id: int) -> bool:
         return 0 < self.first <= plan_id <= self.last
 

@@ -24,7 +24,7 @@ from services.scheduler.core.scheduler import SchedulerCore
 from shared.messages import FinishReason, Submission
 from shared.packing import pack_float32, pack_int32, unpack_float32, unpack_int32
 
-FORMAT = 14
+FORMAT = 15
 """Rises with every change of what is saved or of what the core makes of it."""
 
 Incarnation = tuple[str, int]
@@ -39,6 +39,7 @@ class _SavedRequest(Saved, frozen=True):
     output: bytes
     stop_at: int | None
     num_preemptions: int
+    num_deaths: int
     has_left_queue: bool
     num_cached_tokens: int
     logprobs: bytes
@@ -220,6 +221,7 @@ def _save_request(core: SchedulerCore, request: Request) -> _SavedRequest:
         output=pack_int32(request.output),
         stop_at=request.stop_at,
         num_preemptions=request.num_preemptions,
+        num_deaths=request.num_deaths,
         has_left_queue=request.has_left_queue,
         num_cached_tokens=request.num_cached_tokens,
         logprobs=pack_float32(request.logprobs),
@@ -240,6 +242,7 @@ def _restore_request(saved: _SavedRequest, submissions: Mapping[str, Submission]
         output=unpack_int32(saved.output),
         stop_at=saved.stop_at,
         num_preemptions=saved.num_preemptions,
+        num_deaths=saved.num_deaths,
         has_left_queue=saved.has_left_queue,
         num_cached_tokens=saved.num_cached_tokens,
         logprobs=unpack_float32(saved.logprobs),

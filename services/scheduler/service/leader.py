@@ -19,6 +19,7 @@ import redis
 
 from services.scheduler.core.ticks import TickOutcome, apply_tick
 from services.scheduler.recording.recorder import Recorder
+from services.scheduler.service import logs
 from services.scheduler.service.chores import Chores, Clock, Every
 from services.scheduler.service.committer import Committer, tick_operations
 from services.scheduler.service.folder import Folder
@@ -36,6 +37,7 @@ from shared.channel import Command
 from shared.errors import Fenced
 from shared.keys import Keys
 from shared.messages import (
+    WORKERS_DIED,
     IntakeMessage,
     LogMessage,
     ProcessDied,
@@ -302,6 +304,9 @@ class Leader:
         position = self._position
         outcome = apply_tick(position.core, tick, log, intake, submissions)
         self._chores.queue_times.count(outcome.waits)
+        for ended in outcome.finished:
+            if ended.final.message == WORKERS_DIED:
+                logs.warning("request_condemned", request=ended.request_id)
         if not (unless_empty and outcome.is_empty):
             position.tick, position.now = tick.number, tick.now
             position.intake_id, position.log_id = tick.intake_id, tick.log_id

@@ -59,3 +59,13 @@ def test_without_a_folder_nothing_is_looked_for(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", _PASS_TWICE, ""], cwd=tmp_path, stdout=subprocess.PIPE)
     process.communicate(timeout=30)
     assert process.returncode == 0
+
+
+def test_a_fault_of_one_request_strikes_all_that_pass_with_it_and_nobody_else(tmp_path: Path) -> None:
+    program = _PASS_TWICE.replace("TICK_DECIDED)", "STEP_BEGUN, lambda: sys.argv[2:])")
+    (tmp_path / FaultPoint.STEP_BEGUN).write_text("SIGKILL poison")
+    returncodes = []
+    for requests in (["a", "poison"], ["a"], ["poison"]):
+        command = [sys.executable, "-c", program, str(tmp_path), *requests]
+        returncodes.append(subprocess.run(command, capture_output=True, timeout=30).returncode)
+    assert returncodes == [-signal.SIGKILL, 0, -signal.SIGKILL]
