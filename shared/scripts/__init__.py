@@ -51,11 +51,12 @@ def _run_here(channel: Channel, script: _Script, keys: Sequence[str], args: Sequ
 
 @dataclass(frozen=True, slots=True)
 class XAdd:
-    """Append `payload` to a stream."""
+    """Append `payload` to a stream, and set the stream's time to live unless that is 0."""
 
     stream: str
     payload: bytes
     entry_id: str = "*"
+    ttl_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ def _append_call(
     for operation in operations:
         if isinstance(operation, XAdd):
             targets.append(operation.stream)
-            args += ["X", operation.entry_id, operation.payload]
+            args += ["X", operation.entry_id, operation.ttl_s, operation.payload]
         elif isinstance(operation, SetValue):
             targets.append(operation.key)
             args += ["S", operation.ttl_s, operation.value]

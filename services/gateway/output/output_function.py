@@ -113,7 +113,7 @@ class OutputStream:
         return self._delta(text)
 
     def close(self) -> Delta:
-        """The text that was held, for a request that ended otherwise (aborted, failed): no finish reason."""
+        """The text that was held, for a request that ended otherwise (aborted, too late): no finish reason."""
         return self._delta("" if self.is_finished else self._show(self._detokenizer.flush()) + self._scanner.flush())
 
     def _delta(self, text: str) -> Delta:

@@ -10,7 +10,7 @@ from shared.errors import Fenced, PagewireError
 from shared.fault_points import FaultPoint, pass_point
 from shared.keys import Keys
 from shared.messages import Tick, TickEntry, encode
-from shared.records import final_fields
+from shared.records import LIVE_TTL_S, final_fields
 from shared.scripts import AppendStatus, Operation, SetFields, TickCommit, XAdd, commit_ticks
 
 
@@ -20,8 +20,9 @@ def tick_operations(keys: Keys, tick: Tick, outcome: TickOutcome, *, record_ttl_
     planned = outcome.plan
     if planned is not None:
         # First, because it alone can be refused (its entry id is given): a script does not take back what it has done.
-        stream = keys.plans(planned.worker, planned.incarnation)
-        operations.append(XAdd(stream, encode(planned.plan), f"{planned.plan.plan_id}-0"))
+        stream, plan = keys.plans(planned.worker, planned.incarnation), planned.plan
+        ttl_s = LIVE_TTL_S if plan.plan_id == 1 else 0  # it makes the stream, which holds prompts
+        operations.append(XAdd(stream, encode(plan), f"{plan.plan_id}-0", ttl_s))
     if planned is None or outcome.events or outcome.cached:
         entry = TickEntry(tick=tick if planned is None else None, events=outcome.events, cached=outcome.cached)
         operations.append(XAdd(keys.steps, encode(entry)))

@@ -159,16 +159,18 @@ def test_text_does_not_outlive_its_records(pool: Pool) -> None:
     wait_for(lambda: all(pool.client.pttl(name) >= 0 for name in {*pool.client.keys("*")} - lasting))
 
 
-def test_a_snapshot_has_a_time_to_live_at_every_moment(pool: Pool) -> None:
-    """It holds outputs; each save took it away, until the streams were trimmed the next time, if ever."""
+def test_plans_and_snapshot_have_a_time_to_live_at_every_moment(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hold prompts and outputs. Only when the streams were trimmed they got one, if ever."""
+    monkeypatch.setattr(chores, "TRIM_INTERVAL_S", 600)
     pool.worker(step_s=0.005)
     pool.scheduler(snapshot_interval_s=0.1).start()
     request_id = pool.submit(1, min_prompt=4, max_prompt=8, max_tokens=240)[0]
-    wait_for(lambda: bool(pool.client.exists(pool.keys.snapshot)))
+    snapshot, plans = pool.keys.snapshot, pool.keys.plans("worker-0", 1)
+    wait_for(lambda: pool.client.exists(snapshot, plans) == 2)
     digests = set()
     while not pool.has_ended(request_id):
-        assert pool.client.ttl(pool.keys.snapshot) > 0
-        digests.add(pool.client.strlen(pool.keys.snapshot))
+        assert pool.client.ttl(snapshot) > 0 and pool.client.ttl(plans) > 0
+        digests.add(pool.client.strlen(snapshot))
     assert len(digests) > 1  # it was saved meanwhile
 
 
