@@ -21,6 +21,9 @@ Int = ctypes.c_int64
 Float = ctypes.c_float
 
 
+MISSING = "no C++ kernels for this machine: torch computes, several times slower (python -m kernels.native.build)"
+
+
 class NativeKernelsMissing(RuntimeWarning):
     """No library fits this machine: computing with torch alone is several times slower."""
 
@@ -119,8 +122,7 @@ def _best() -> Library | None:
         except (OSError, AttributeError) as error:  # a damaged file, or one that this system cannot load
             message = f"kernels of level {level.name} cannot be loaded: {error}"
             warnings.warn(message, NativeKernelsMissing, stacklevel=3)
-    message = "no C++ kernels for this machine: torch computes, several times slower (python -m kernels.native.build)"
-    warnings.warn(message, NativeKernelsMissing, stacklevel=3)
+    warnings.warn(MISSING, NativeKernelsMissing, stacklevel=3)
     return None
 
 

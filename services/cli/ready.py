@@ -20,6 +20,7 @@ class Loading:
     state: WorkerState | None
     """None before its first lease."""
     progress: float
+    warning: str = ""
 
 
 class Readiness:
@@ -47,7 +48,7 @@ class Readiness:
     def _loading(self, name: str, instance: str, leases: Sequence[Lease | None]) -> Loading:
         for lease in leases:
             if lease is not None and lease.instance.partition(".")[0] == instance:
-                return Loading(name, lease.state, lease.progress)
+                return Loading(name, lease.state, lease.progress, lease.warning)
         return Loading(name, None, 0.0)
 
     def is_ready(self, workers: Sequence[Loading]) -> bool:

@@ -239,6 +239,8 @@ class Stack:
             self.supervisor.wait(0.1)
         for worker in states:
             screen.finish(f"loading {worker.name}")
+            if worker.warning:
+                screen.note(f"warning: {worker.name}: {worker.warning}")
 
     # ------------------------------------------------------------ stop
 

@@ -45,6 +45,8 @@ class Lease(Message, frozen=True, tag=tag("lease")):
     block_bytes: int = 0
     step_times: tuple[StepTimes, ...] = ()
     """Of a worker: its step profile, refreshed with every renewal."""
+    warning: str = ""
+    """What makes the process much slower than it could be, for people; empty if nothing does."""
 
 
 class QueueTimes(Part, frozen=True):

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from services.gateway.health import PoolView, Readiness, first_unready
 from services.gateway.http.errors import RETRY_AFTER_S
 from services.gateway.state import GatewayState
+from shared.messages import Lease
 
 router = APIRouter(tags=["operations"])
 
@@ -77,11 +78,16 @@ def _state(state: Readiness) -> dict[str, Any]:
     return told if state.progress is None else told | {"progress": state.progress}
 
 
+def _worker(lease: Lease) -> dict[str, Any]:
+    told = {"name": lease.name, "state": lease.state, "progress": lease.progress}
+    return told | {"warning": lease.warning} if lease.warning else told
+
+
 def _describe(view: PoolView) -> dict[str, Any]:
     stats = view.stats
     return {
         "leader": view.leader.instance if view.leader is not None else None,
-        "workers": [{"name": w.name, "state": w.state, "progress": w.progress} for w in view.workers],
+        "workers": [_worker(lease) for lease in view.workers],
         "num_requests_running": stats.num_requests_running if stats is not None else None,
         "num_requests_waiting": stats.num_requests_waiting if stats is not None else None,
         "max_model_len": view.limits.max_model_len,

@@ -5,7 +5,8 @@ import time
 
 import torch
 
-from kernels.native.library import current
+from kernels.native.library import MISSING, current
+from kernels.paged_attention.api import implementation
 from services.gpu_worker.cache.host_pool import HostPool, allocate_pool, pool_bytes_per_block
 from services.gpu_worker.cache.kv_cache import KVCache, cache_dtype, kv_bytes_per_block
 from services.gpu_worker.engine import Engine, EngineConfig
@@ -64,6 +65,7 @@ def load_worker(
         model=resolved.served_name,
         num_cpu_blocks=pool.num_blocks,
         block_bytes=cache.bytes_per_block,
+        warning=missing_kernels(model.device),
     )
     log.info("loaded on %d threads in %.1f s: %s", partition.num_threads, time.monotonic() - started, capacity)
     return LoadedWorker(engine, capacity)
@@ -110,6 +112,13 @@ def fingerprint(model: Model, kv_dtype: torch.dtype, cpu_cache_dtype: str = "aut
     lossy = "" if cpu_cache_dtype == "auto" else f"-cpu-cache:{cpu_cache_dtype}"
     kv = str(kv_dtype).removeprefix("torch.")
     return f"{model.fingerprint}-kv:{kv}-torch:{torch.__version__}-{level}{lossy}"
+
+
+def missing_kernels(device: torch.device) -> str:
+    """What to do about it if torch computes in place of our kernels; empty if it does not."""
+    if implementation(device) != "torch":
+        return ""
+    return MISSING if device.type == "cpu" else "Triton is not installed: torch computes, several times slower"
 
 
 def _gpu_name(device: torch.device) -> str:

@@ -43,6 +43,7 @@ class Capacity:
     model: str
     num_cpu_blocks: int
     block_bytes: int
+    warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +153,7 @@ class Worker:
             model=capacity.model,
             num_cpu_blocks=capacity.num_cpu_blocks,
             block_bytes=capacity.block_bytes,
+            warning=capacity.warning,
         )
 
     def _await_seat(self, client: redis.Redis) -> Seat | None:

@@ -55,6 +55,9 @@ def test_reasons_in_the_order_of_a_start(
         redis_client.set(keys.stats, encode(PoolStats(epoch, 1, 0, 0, 10, 10, 0, 0, 1, 0, 0)))
         lonely.wait_for(lambda: ready()["status"] == "ready")
         assert "stalled" not in ready()
+        assert "warning" not in lonely.http.get("/health").json()["workers"][0]
+        keeper.update(warning="no C++ kernels")
+        lonely.wait_for(lambda: lonely.http.get("/health").json()["workers"][0].get("warning") == "no C++ kernels")
         stalled = PoolStats(epoch, 1, 3, 0, 10, 5, 0, 0, 1, 0, 0, stalled_s=7.25, stall_reason="step")
         redis_client.set(keys.stats, encode(stalled))
         lonely.wait_for(lambda: ready().get("stalled") == {"seconds": 7.2, "reason": "step"})

@@ -16,6 +16,7 @@ from services.gpu_worker.models.families import parse_config
 from services.gpu_worker.models.loading import load_model
 from services.gpu_worker.models.model import ForwardInputs
 from services.gpu_worker.models.weights import open_weights
+from services.gpu_worker.service.loading import missing_kernels
 from shared.errors import ConfigError
 from shared.sampling import SamplingParams
 from tests.fakes.engine_driver import EngineDriver
@@ -131,6 +132,14 @@ def test_a_row_that_samples_stores_logits(tmp_path: Path, monkeypatch: pytest.Mo
     outputs = driver.run()
     assert recorder.unstored == 0
     assert [len(outputs[name]) for name in ("greedy", "drawn")] == [3, 6]
+
+
+def test_a_worker_without_kernels_warns_of_it() -> None:
+    for level in LEVELS:
+        with using(level):
+            assert missing_kernels(CPU) == ""
+    with using(None):
+        assert "python -m kernels.native.build" in missing_kernels(CPU)
 
 
 def test_fingerprint_names_level_and_kernels(tmp_path: Path) -> None:
