@@ -53,6 +53,20 @@ def triton_version() -> str | None:
     return f"triton-{importlib.import_module('triton').__version__}" if _has_triton() else None
 
 
+def stores_fp8(device: torch.device) -> bool:
+    """Whether operations on this GPU read and write float8_e4m3fn: torch's do everywhere."""
+    if not _has_triton():
+        return True
+    with torch.cuda.device(device):
+        return compiles_fp8(importlib.import_module("triton").runtime.driver.active.get_current_target())
+
+
+def compiles_fp8(target: Any) -> bool:
+    """Whether Triton has float8_e4m3fn on a `triton.backends.compiler.GPUTarget`: NVIDIA from 8.9 on, AMD."""
+    backend = importlib.import_module("triton.compiler.compiler").make_backend(target)
+    return "fp8e4nv" in backend.parse_options({"enable_fp_fusion": True}).supported_fp8_dtypes
+
+
 @functools.cache
 def _has_triton() -> bool:
     if importlib.util.find_spec("triton") is None:

@@ -10,7 +10,8 @@ from kernels.block_copy import triton as block_copy
 from kernels.cache_write import triton as cache_write
 from kernels.gated import reference as gated_reference
 from kernels.gated import triton as gated
-from kernels.kv_codec import reference as codec
+from kernels.kv_layout.api import read_plain, split_plain, vector_width, write_plain
+from kernels.launch import stores_fp8
 from kernels.paged_attention import reference as attention_reference
 from kernels.paged_attention import triton as attention
 from kernels.paged_attention.gpu_batch import prepare
@@ -19,6 +20,7 @@ from kernels.rms_norm import triton as rms_norm
 from kernels.rope.api import rope, rope_tables
 
 _BLOCK_SIZE = 16
+_ODD = [1, 63, 100, 111, 513, 1025, 2000]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +47,38 @@ def all_checks() -> Iterator[Check]:
     for head_dim in (64, 80, 96, 128, 256):
         yield _attention(f"decode d{head_dim} bf16 64 x 2,000", [1] * 64, [2000] * 64, head_dim, torch.bfloat16)
     yield _attention("decode d128 fp16 1 x 8,000", [1], [8000], 128, torch.float16)
-    yield _attention("decode d128 fp32 7 x odd", [1] * 7, [1, 63, 100, 111, 513, 1025, 2000], 128, torch.float32)
+    yield _attention("decode d128 fp32 7 x odd", [1] * 7, _ODD, 128, torch.float32)
     yield _attention("decode d128 mha", [1] * 16, [2000] * 16, 128, torch.bfloat16, heads=(32, 32))
     yield _attention("decode d128 mqa", [1] * 64, [2000] * 64, 128, torch.bfloat16, heads=(32, 1))
     yield _attention("decode window cap", [1] * 64, [2000] * 64, 256, torch.bfloat16, window=1000, soft_cap=50.0)
-    for code in (torch.int8, torch.float8_e4m3fn):
-        name = f"decode d128 kv {str(code).removeprefix('torch.')} 64 x 2,000"
-        yield _attention(name, [1] * 64, [2000] * 64, 128, torch.bfloat16, code=code)
+    codes = [torch.int8, *([torch.float8_e4m3fn] if stores_fp8(torch.device("cuda")) else [])]
+    for code in codes:
+        yield from _over_codes(code)
     for head_dim in (64, 128, 256):
         yield _attention(f"prefill d{head_dim} bf16 4,096", [4096], [4096], head_dim, torch.bfloat16)
     yield _attention("prefill chunks of 500 in 3,000", [500] * 4, [3000] * 4, 128, torch.bfloat16)
     yield _attention("prefill fp32 odd", [63, 100, 111], [63, 700, 1111], 80, torch.float32)
-    yield from (_cache_write(code) for code in (None, torch.int8, torch.float8_e4m3fn))
+    yield from (_cache_write(code) for code in (None, *codes))
     yield _rms_norm()
     yield _silu_mul()
-    yield _block_copy()
+    yield from (_block_copy(code) for code in (None, *codes))
+
+
+def _over_codes(code: torch.dtype) -> Iterator[Check]:
+    """What a cache of codes changes: decode at every head size, and the other paths once."""
+    kv, bf16 = f"kv {_name(code)}", torch.bfloat16
+    for head_dim in (64, 80, 96, 128, 256):
+        yield _attention(f"decode d{head_dim} {kv} 64 x 2,000", [1] * 64, [2000] * 64, head_dim, bf16, code=code)
+    yield _attention(f"decode d128 fp16 {kv} 7 x odd", [1] * 7, _ODD, 128, torch.float16, code=code)
+    yield _attention(f"decode d128 fp32 {kv} 7 x odd", [1] * 7, _ODD, 128, torch.float32, code=code)
+    yield _attention(f"decode d128 mha {kv}", [1] * 16, [2000] * 16, 128, bf16, heads=(32, 32), code=code)
+    yield _attention(f"decode window cap {kv}", [1] * 64, [2000] * 64, 256, bf16, window=1000, soft_cap=50.0, code=code)
+    yield _attention(f"prefill d128 {kv} 4,096", [4096], [4096], 128, bf16, code=code)
+    yield _attention(f"prefill fp32 {kv} odd", [63, 100, 111], [63, 700, 1111], 80, torch.float32, code=code)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -93,20 +112,15 @@ def _attention(
     tables = tables.cuda()
     query = _random(int(lengths.sum()), heads[0], head_dim, dtype=dtype)
     shape = (total, heads[1], _BLOCK_SIZE, head_dim)
-    k_cache, v_cache = (_random(*shape, dtype=dtype, seed=seed) for seed in (1, 2))
-    k_scales = v_scales = None
-    if code is not None:
-        (k_cache, k_scales), (v_cache, v_scales) = (codec.encode(kv, torch.float16, code) for kv in (k_cache, v_cache))
-    layer = attention.Layer(k_cache, v_cache, k_scales, v_scales, head_dim**-0.5, window, soft_cap)
+    k_cache, v_cache = (_cache(_random(*shape, dtype=dtype, seed=seed), code) for seed in (1, 2))
+    (keys, k_scales), (values, v_scales) = split_plain(k_cache), split_plain(v_cache)
+    layer = attention.Layer(keys, values, k_scales, v_scales, head_dim**-0.5, window, soft_cap)
     batch = prepare(lengths, contexts, tables)
-    wide_k, wide_v = (
-        cache.float() if scales is None else codec.decode(cache, scales, torch.float32)
-        for cache, scales in ((k_cache, k_scales), (v_cache, v_scales))
-    )
+    wide_k, wide_v = (read_plain(cache).float() for cache in (k_cache, v_cache))
     index = attention_reference.prepare(lengths, contexts, tables, wide_k)
     expected = attention_reference.paged_attention(query.float(), wide_k, wide_v, index, layer.scale, window, soft_cap)
     seen = contexts if window is None else np.minimum(contexts, window + lengths - 1)
-    read = int(seen.sum()) * heads[1] * head_dim * 2 * k_cache.element_size()
+    read = int(seen.sum()) * heads[1] * k_cache.shape[3] * 2 * k_cache.element_size()
     pairs = int((lengths * (2 * seen - lengths + 1) // 2).sum())
     flops = 4 * pairs * heads[0] * head_dim if lengths.max() > 1 else 0
     return Check(
@@ -128,16 +142,11 @@ def _cache_write(code: torch.dtype | None) -> Check:
     tables = rope_tables(positions, frequencies, torch.float32)
     rotation = cache_write.Rotation(*tables)
     shape = (num_tokens // _BLOCK_SIZE, num_kv_heads, _BLOCK_SIZE, head_dim)
-    k_cache, v_cache = (torch.zeros(shape, device="cuda").to(code or torch.bfloat16) for _ in range(2))
-    factors = torch.zeros(2, *shape[:-1], dtype=torch.float16, device="cuda")
-    k_scales, v_scales = (None, None) if code is None else factors
-    slots = cache_write.Slots(k_cache, v_cache, k_scales, v_scales, positions.flip(0).contiguous())
+    k_cache, v_cache = (_cache(torch.zeros(shape, dtype=torch.bfloat16, device="cuda"), code) for _ in range(2))
+    slots = cache_write.slots(k_cache, v_cache, positions.flip(0).contiguous())
 
     def read(out: torch.Tensor) -> torch.Tensor:
-        stored = [
-            cache if scale is None else codec.decode(cache, scale, torch.bfloat16)
-            for cache, scale in ((k_cache, k_scales), (v_cache, v_scales))
-        ]
+        stored = [read_plain(cache, torch.bfloat16) for cache in (k_cache, v_cache)]
         flat = [kv.transpose(1, 2).reshape(num_tokens, num_kv_heads, head_dim)[slots.mapping] for kv in stored]
         return torch.cat((out, *flat), 1)
 
@@ -166,11 +175,21 @@ def _silu_mul() -> Check:
     return Check("silu_mul 14,336", lambda: gated.gated(gate_up, is_gelu=False), expected, 1e-2, moved)
 
 
-def _block_copy() -> Check:
-    """Host and device in turn: blocks go out to pinned memory and come back elsewhere."""
-    cache = _random(512, 32, 2, 8, _BLOCK_SIZE, 64, dtype=torch.bfloat16)
+def _cache(plain: torch.Tensor, code: torch.dtype | None) -> torch.Tensor:
+    """In the plain layout of kernels/kv_layout: the numbers themselves, or codes and scales."""
+    if code is None:
+        return plain
+    width = vector_width(code, plain.shape[-1])
+    cache = torch.zeros(*plain.shape[:-1], width, dtype=torch.int8, device=plain.device).view(code)
+    write_plain(plain, cache)
+    return cache
+
+
+def _block_copy(code: torch.dtype | None) -> Check:
+    """Host and device in turn: blocks go out to pinned memory and come back elsewhere, codes with their scales."""
+    cache = _cache(_random(512, 32, 2, 8, _BLOCK_SIZE, 64, dtype=torch.bfloat16), code)
     host = torch.empty(cache.shape, dtype=cache.dtype, pin_memory=True)
-    target = torch.zeros_like(cache)
+    target = torch.zeros(cache.shape, dtype=cache.dtype, device=cache.device)
     order = np.random.default_rng(0).permutation(512)
     pairs = np.stack((np.arange(512), order), 1)
 
@@ -179,4 +198,5 @@ def _block_copy() -> Check:
         block_copy.copy_pairs(host, target, pairs[:, ::-1].copy())
         return target
 
-    return Check("block_copy out and back", run, cache.float(), 0.0, 4 * cache.nbytes)
+    name = f"block_copy out and back {_name(cache.dtype)}"
+    return Check(name, run, read_plain(cache).float(), 0.0, 4 * cache.nbytes, read=read_plain)

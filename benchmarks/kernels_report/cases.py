@@ -9,6 +9,7 @@ from kernels.block_copy import triton as block_copy
 from kernels.cache_write import triton as cache_write
 from kernels.cache_write.api import HeadNorms
 from kernels.gated import triton as gated
+from kernels.kv_layout.api import split_plain, vector_width
 from kernels.launch import Launch
 from kernels.paged_attention import triton as attention
 from kernels.paged_attention.gpu_batch import GpuBatch
@@ -33,18 +34,31 @@ def all_cases() -> Iterator[Case]:
     for head_dim in HEAD_DIMS:
         yield from _attention(f"d{head_dim} bf16", head_dim, torch.bfloat16)
     yield from _attention("d128 fp16", 128, torch.float16)
-    yield from _attention("d128 fp32", 128, torch.float32)
+    for head_dim in (64, 128, 256):
+        yield from _attention(f"d{head_dim} fp32", head_dim, torch.float32)
     yield from _attention("d128 bf16 mha", 128, torch.bfloat16, group=1)
     yield from _attention("d128 bf16 mqa", 128, torch.bfloat16, group=32)
     yield from _attention("d256 bf16 window cap", 256, torch.bfloat16, window=4096, soft_cap=50.0)
+    for block_size in (8, 128):
+        yield from _attention(f"d128 bf16 blocks of {block_size}", 128, torch.bfloat16, block_size=block_size)
     for code in (torch.int8, torch.float8_e4m3fn):
-        for head_dim in (64, 128, 256):
+        for block_size in (8, 128):
+            name = f"d128 bf16 blocks of {block_size} kv {_name(code)}"
+            yield from _attention(name, 128, torch.bfloat16, code, block_size=block_size)
+        for head_dim in HEAD_DIMS:
             yield from _attention(f"d{head_dim} bf16 kv {_name(code)}", head_dim, torch.bfloat16, code)
+        yield from _attention(f"d128 fp16 kv {_name(code)}", 128, torch.float16, code)
+        for head_dim in (64, 128, 256):
+            yield from _attention(f"d{head_dim} fp32 kv {_name(code)}", head_dim, torch.float32, code)
+        for group, kind in ((1, "mha"), (32, "mqa")):
+            yield from _attention(f"d128 bf16 {kind} kv {_name(code)}", 128, torch.bfloat16, code, group=group)
+        name = f"d256 bf16 window cap kv {_name(code)}"
+        yield from _attention(name, 256, torch.bfloat16, code, window=4096, soft_cap=50.0)
     for kv_code in (None, torch.int8, torch.float8_e4m3fn):
         kv = "" if kv_code is None else f" kv {_name(kv_code)}"
         yield Case(f"cache_write d128 bf16{kv}", _cache_write(128, torch.bfloat16, kv_code))
-    yield Case("cache_write d80 fp32", _cache_write(80, torch.float32, None))
-    yield Case("cache_write d128 bf16 head norms", _cache_write(128, torch.bfloat16, None, normed=True))
+        yield Case(f"cache_write d80 fp32{kv}", _cache_write(80, torch.float32, kv_code))
+        yield Case(f"cache_write d128 bf16 head norms{kv}", _cache_write(128, torch.bfloat16, kv_code, normed=True))
     for dtype in (torch.bfloat16, torch.float32):
         x, weight = _empty(_ROWS, 4096, dtype=dtype), _empty(4096, dtype=dtype)
         yield Case(f"rms_norm 4096 {_name(dtype)}", rms_norm.launch(x, x, weight, 1e-5))
@@ -65,9 +79,10 @@ def _attention(
     group: int = 4,
     window: int | None = None,
     soft_cap: float | None = None,
+    block_size: int = _BLOCK_SIZE,
 ) -> Iterator[Case]:
     query = _empty(_ROWS + _CHUNK, group * _KV_HEADS, head_dim, dtype=dtype)
-    cache, scales = _cache(head_dim, dtype, code)
+    cache, scales = split_plain(_cache(head_dim, code or dtype, block_size))
     layer = attention.Layer(cache, cache, scales, scales, 0.1, window, soft_cap)
     rows = _empty(_ROWS + 1, dtype=torch.int32)
     tables = _empty(_ROWS + 1, 512, dtype=torch.int32)
@@ -81,17 +96,18 @@ def _attention(
 def _cache_write(head_dim: int, dtype: torch.dtype, code: torch.dtype | None, *, normed: bool = False) -> Launch:
     qkv = _empty(_CHUNK, 6 * _KV_HEADS, head_dim, dtype=dtype)
     query, key, value = qkv[:, : 4 * _KV_HEADS], qkv[:, -2 * _KV_HEADS : -_KV_HEADS], qkv[:, -_KV_HEADS:]
-    cache, scales = _cache(head_dim, dtype, code)
+    cache = _cache(head_dim, code or dtype, _BLOCK_SIZE)
     ids, table = _empty(_CHUNK, dtype=torch.int64), _empty(_CHUNK, head_dim, dtype=dtype)
     weight = _empty(head_dim, dtype=torch.float32)
-    slots = cache_write.Slots(cache, cache, scales, scales, ids)
+    slots = cache_write.slots(cache, cache, ids)
     norms = HeadNorms(weight, weight, 1e-6) if normed else None
     return cache_write.launch(query, query, key, value, slots, cache_write.Rotation(table, table), norms)
 
 
-def _cache(head_dim: int, dtype: torch.dtype, code: torch.dtype | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-    cache = _empty(_NUM_BLOCKS, _KV_HEADS, _BLOCK_SIZE, head_dim, dtype=code or dtype)
-    return cache, None if code is None else _empty(*cache.shape[:3], dtype=torch.float16)
+def _cache(head_dim: int, dtype: torch.dtype, block_size: int) -> torch.Tensor:
+    """One layer's keys or values as the worker allocates them (services/gpu_worker/cache): 32 layers, K and V."""
+    width = vector_width(dtype, head_dim)
+    return _empty(_NUM_BLOCKS, 32, 2, _KV_HEADS, block_size, width, dtype=dtype)[:, 0, 0]
 
 
 def _sample(vocab_size: int) -> Launch:

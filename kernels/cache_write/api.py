@@ -6,7 +6,7 @@ import torch
 
 from kernels.cache_write import native, reference
 from kernels.checks import library_of_packed, require, same_place
-from kernels.kv_layout.api import is_packed, meets, run_shape
+from kernels.kv_layout.api import holds_codes, is_packed, meets, run_shape, split_plain
 from kernels.launch import runs_triton
 from kernels.rms_norm.api import rms_norm
 from kernels.rope.api import rope
@@ -29,9 +29,8 @@ def cache_write(
 
     Args:
         key, value: [num_tokens, num_kv_heads, head_dim].
-        k_cache, v_cache: [num_blocks, num_kv_heads, block_size, head_dim] of one layer, or packed
-            (kernels/kv_layout); written in place. Packed ones in bfloat16 also take float32, and round it; those of
-            int8 codes take both.
+        k_cache, v_cache: one layer, plain or packed (kernels/kv_layout); written in place. Packed ones in bfloat16 also
+            take float32, and round it; those of codes take any dtype.
         slot_mapping: [num_tokens] int64, `block_id * block_size + offset`; no slot twice. The caller vouches for the
             range: checking it would read the tensor back from the device.
 
@@ -47,7 +46,8 @@ def cache_write(
     require(slot_mapping.dtype == torch.int64, "cache_write: slot_mapping must be int64")
     require(same_place(key, value) and same_place(k_cache, v_cache), "cache_write: tensors differ in dtype or device")
     if not is_packed(k_cache):
-        require(same_place(key, k_cache), "cache_write: tensors differ in dtype or device")
+        alike = same_place(key, k_cache) or (holds_codes(k_cache.dtype) and key.device == k_cache.device)
+        require(alike, "cache_write: tensors differ in dtype or device")
         _write_plain(key, value, k_cache, v_cache, slot_mapping)
         return
     require(meets(key.dtype, k_cache.dtype), f"cache_write: {key.dtype} to {k_cache.dtype}")
@@ -90,7 +90,7 @@ def rope_cache_write(
     if runs_triton(heads):
         from kernels.cache_write import triton
 
-        slots = triton.Slots(k_cache, v_cache, None, None, slot_mapping)
+        slots = triton.slots(k_cache, v_cache, slot_mapping)
         return triton.cache_write(query, key, value, slots, triton.Rotation(cos, sin), norms)
     turning = heads[:, :-num_kv_heads]
     if norms is not None:
@@ -110,8 +110,8 @@ def _write_plain(
     key: torch.Tensor, value: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
 ) -> None:
     if not runs_triton(key):
-        reference.cache_write(key, value, k_cache, v_cache, slot_mapping)
+        reference.cache_write(key, value, split_plain(k_cache), split_plain(v_cache), slot_mapping)
         return
     from kernels.cache_write import triton
 
-    triton.cache_write(key[:, :0], key, value, triton.Slots(k_cache, v_cache, None, None, slot_mapping))
+    triton.cache_write(key[:, :0], key, value, triton.slots(k_cache, v_cache, slot_mapping))

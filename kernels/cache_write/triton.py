@@ -11,6 +11,7 @@ import triton.language as tl
 
 from kernels.cache_write.api import HeadNorms
 from kernels.kv_codec.reference import LARGEST
+from kernels.kv_layout.api import split_plain
 from kernels.launch import Launch, next_power_of_2, whole_heads
 
 _TILE = 1024
@@ -67,8 +68,8 @@ def _rounded_to_e4m3(x):
 
 @triton.jit
 def _store(
-    cache,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM], blocks stride_block apart
-    scales,  # [num_blocks, num_kv_heads, BLOCK_SIZE], blocks stride_scales apart, or None
+    cache,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM], blocks stride_block apart, heads RUN
+    scales,  # [num_blocks, num_kv_heads, BLOCK_SIZE], blocks stride_scales apart, heads SCALE_RUN, or None
     values,  # [heads, DIM] float32
     slot,
     heads,
@@ -78,11 +79,13 @@ def _store(
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    RUN: tl.constexpr,
+    SCALE_RUN: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
     """One token to its slot; LARGEST is the largest code, 0 for a cache of plain numbers."""
     block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
-    at = block * stride_block + (heads * BLOCK_SIZE + offset) * HEAD_DIM
+    at = block * stride_block + heads * RUN + offset * HEAD_DIM
     pointers = cache + at[:, None] + tl.arange(0, DIM)[None, :]
     if LARGEST == 0:
         tl.store(pointers, values.to(cache.dtype.element_ty), mask=inside)
@@ -97,7 +100,7 @@ def _store(
         codes = _rounded_to_integer(codes) if LARGEST == 127 else _rounded_to_e4m3(codes)
         tl.store(pointers, codes.to(cache.dtype.element_ty), mask=inside)
         tl.store(
-            scales + block * stride_scales + heads * BLOCK_SIZE + offset,
+            scales + block * stride_scales + heads * SCALE_RUN + offset,
             stored,
             mask=tl.sum(inside.to(tl.int32), 1) > 0,
         )
@@ -106,9 +109,9 @@ def _store(
 @triton.jit
 def cache_write_kernel(
     query_out,  # [num_tokens, NUM_HEADS, HEAD_DIM]
-    k_cache,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM]
+    k_cache,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM], heads RUN apart
     v_cache,
-    k_scales,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE] or None
+    k_scales,  # [num_blocks, NUM_KV_HEADS, BLOCK_SIZE], heads SCALE_RUN apart, or None
     v_scales,
     query,  # [num_tokens, NUM_HEADS, HEAD_DIM], tokens stride_query apart
     key,  # [num_tokens, NUM_KV_HEADS, HEAD_DIM], tokens stride_key apart
@@ -129,6 +132,8 @@ def cache_write_kernel(
     HEAD_DIM: tl.constexpr,
     ROTARY: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    RUN: tl.constexpr,
+    SCALE_RUN: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK_H: tl.constexpr,
     LARGEST: tl.constexpr,
@@ -168,6 +173,8 @@ def cache_write_kernel(
                 HEAD_DIM,
                 DIM,
                 BLOCK_SIZE,
+                RUN,
+                SCALE_RUN,
                 LARGEST,
             )
         else:
@@ -184,6 +191,8 @@ def cache_write_kernel(
                 HEAD_DIM,
                 DIM,
                 BLOCK_SIZE,
+                RUN,
+                SCALE_RUN,
                 LARGEST,
             )
 
@@ -202,13 +211,20 @@ class Slots:
     """Where keys and values go."""
 
     k_cache: torch.Tensor
-    """[num_blocks, num_kv_heads, block_size, head_dim] of one layer: numbers, or codes (int8 or float8_e4m3fn)."""
+    """[num_blocks, num_kv_heads, block_size, head_dim] of one layer, strides of blocks and heads free: numbers, or
+    codes (int8 or float8_e4m3fn)."""
     v_cache: torch.Tensor
     k_scales: torch.Tensor | None
-    """[num_blocks, num_kv_heads, block_size] float16 of codes."""
+    """[num_blocks, num_kv_heads, block_size] of codes."""
     v_scales: torch.Tensor | None
     mapping: torch.Tensor
     """[num_tokens] int64; a negative slot is not written."""
+
+
+def slots(k_cache: torch.Tensor, v_cache: torch.Tensor, mapping: torch.Tensor) -> Slots:
+    """Of one layer's plain cache (kernels/kv_layout)."""
+    (keys, k_scales), (values, v_scales) = split_plain(k_cache), split_plain(v_cache)
+    return Slots(keys, values, k_scales, v_scales, mapping)
 
 
 def cache_write(
@@ -271,6 +287,8 @@ def launch(
         "HEAD_DIM": head_dim,
         "ROTARY": 0 if rotation is None else rotation.cos.shape[1],
         "BLOCK_SIZE": block_size,
+        "RUN": slots.k_cache.stride(1),
+        "SCALE_RUN": 0 if slots.k_scales is None else slots.k_scales.stride(1),
         "DIM": dim,
         "BLOCK_H": block_h,
         "LARGEST": 0 if slots.k_scales is None else LARGEST[slots.k_cache.dtype],

@@ -4,8 +4,9 @@ Cache layout. One layer's `k_cache` and `v_cache` are views of shape [num_blocks
 The three inner dimensions are contiguous, so that a (block, head) pair is one run of `block_size * head_dim` elements;
 the stride between blocks is free (a multiple of that run) and equal in all layers and in K and V. A token at position p
 of a row lives in block `block_tables[row, p // block_size]` at offset `p % block_size`; its slot is
-`block_id * block_size + offset`. Slots that no token of the row has reached may hold anything, NaN included. The C++
-kernels read the packed layout instead, which orders the numbers within a run differently (kernels/kv_layout/api.py).
+`block_id * block_size + offset`. Slots that no token of the row has reached may hold anything, NaN included. A run of
+codes (int8, fp8) is longer by the scales of its tokens; the C++ kernels read the packed layout instead, which orders
+the numbers within a run differently (kernels/kv_layout/api.py).
 
 A step's batch is a sequence of rows, each with `query_len >= 1` new tokens at the end of a context of `context_len`
 tokens (the new ones included, their keys and values already written). Decode is `query_len == 1`, a prefill chunk is
@@ -25,7 +26,7 @@ import numpy.typing as npt
 import torch
 
 from kernels.checks import library_of_packed, require, same_place
-from kernels.kv_layout.api import is_packed, meets, run_shape
+from kernels.kv_layout.api import holds_codes, is_packed, meets, run_shape, split_plain
 from kernels.launch import runs_triton, triton_version
 from kernels.native.library import level_name
 from kernels.paged_attention import gpu_batch, native, reference
@@ -100,7 +101,7 @@ def paged_attention(
     Returns:
         [num_tokens, num_heads, head_dim], contiguous.
 
-    A packed cache in bfloat16 also takes float32 queries, one of int8 codes either: the result has the queries' dtype.
+    A packed cache in bfloat16 also takes float32 queries, one of codes takes any; the result has the queries' dtype.
 
     Raises:
         ValueError: shapes, dtypes or devices do not fit, or window or soft cap are out of range.
@@ -115,11 +116,14 @@ def paged_attention(
     alike = k_cache.shape == v_cache.shape and k_cache.stride() == v_cache.stride()
     require(alike and k_cache.dim() == 4, "paged_attention: K and V cache differ")
     _require_heads(query, k_cache)
-    require(same_place(query, k_cache, v_cache), "paged_attention: tensors differ in dtype or device")
+    fits = same_place(k_cache, v_cache) and query.device == k_cache.device
+    fits &= query.is_floating_point() if holds_codes(k_cache.dtype) else query.dtype == k_cache.dtype
+    require(fits, "paged_attention: tensors differ in dtype or device")
     if isinstance(batch, gpu_batch.GpuBatch):
         from kernels.paged_attention import triton
 
-        layer = triton.Layer(k_cache, v_cache, None, None, scale, window, soft_cap)
+        (keys, k_scales), (values, v_scales) = split_plain(k_cache), split_plain(v_cache)
+        layer = triton.Layer(keys, values, k_scales, v_scales, scale, window, soft_cap)
         return triton.paged_attention(query, layer, batch)
     return reference.paged_attention(query, k_cache, v_cache, batch, scale, window, soft_cap)
 

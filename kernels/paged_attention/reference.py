@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kernels.kv_layout.api import read_plain
+
 IntArray = npt.NDArray[np.int64]
 
 
@@ -79,16 +81,16 @@ def _round_up(blocks: IntArray) -> IntArray:
 
 def _runs(block_ids: torch.Tensor, k_cache: torch.Tensor) -> torch.Tensor:
     """Indices of (block, head) runs in `_as_runs`: [B, blocks] -> [B * num_kv_heads * blocks]."""
-    num_kv_heads, block_size, head_dim = k_cache.shape[1:]
-    runs_per_block = k_cache.stride(0) // (block_size * head_dim)
+    num_kv_heads, block_size, width = k_cache.shape[1:]
+    runs_per_block = k_cache.stride(0) // (block_size * width)
     heads = torch.arange(num_kv_heads, device=k_cache.device)
     return (block_ids.long()[:, None, :] * runs_per_block + heads[None, :, None]).reshape(-1)
 
 
 def _as_runs(cache: torch.Tensor) -> torch.Tensor:
     """The layer's memory as rows of one (block, head) run each. Rows of other layers lie in between."""
-    num_blocks, num_kv_heads, block_size, head_dim = cache.shape
-    run = block_size * head_dim
+    num_blocks, num_kv_heads, block_size, width = cache.shape
+    run = block_size * width
     rows = (num_blocks - 1) * (cache.stride(0) // run) + num_kv_heads
     return cache.as_strided((rows, run), (run, 1))
 
@@ -131,7 +133,9 @@ def paged_attention(
     soft_cap: float | None,
 ) -> torch.Tensor:
     """See api.paged_attention."""
-    layer = _Layer(_as_runs(k_cache), _as_runs(v_cache), k_cache.shape[1], k_cache.shape[3], scale, window, soft_cap)
+    _, num_kv_heads, block_size, width = k_cache.shape
+    memory = _as_runs(k_cache), _as_runs(v_cache)
+    layer = _Layer(*memory, num_kv_heads, block_size, width, query.dtype, scale, window, soft_cap)
     if len(batch.groups) == 1 and batch.groups[0].tokens is None:
         return _decode(query, layer, batch.groups[0])
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
@@ -150,15 +154,24 @@ class _Layer:
     keys: torch.Tensor
     values: torch.Tensor
     num_kv_heads: int
-    head_dim: int
+    block_size: int
+    width: int
+    """Elements that a token takes in a run."""
+    dtype: torch.dtype
+    """Of products: codes are decoded to it."""
     scale: float
     window: int | None
     soft_cap: float | None
 
     def gather(self, runs: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of some rows, each [num_rows * num_kv_heads, T, head_dim]; `runs` as in DecodeGroup and Chunk."""
-        shape = (num_rows * self.num_kv_heads, -1, self.head_dim)
-        return self.keys.index_select(0, runs).view(shape), self.values.index_select(0, runs).view(shape)
+        k, v = (self._numbers(memory.index_select(0, runs)) for memory in (self.keys, self.values))
+        shape = (num_rows * self.num_kv_heads, -1, k.shape[-1])
+        return k.view(shape), v.view(shape)
+
+    def _numbers(self, runs: torch.Tensor) -> torch.Tensor:
+        """[n, block_size * width] -> [n, block_size, head_dim]."""
+        return read_plain(runs.unflatten(-1, (self.block_size, self.width)), self.dtype)
 
     def capped(self, scores: torch.Tensor) -> torch.Tensor:
         """Scaled scores within the soft cap, if there is one."""

@@ -24,7 +24,8 @@ class Layer:
     """One call's cache and what shapes its scores."""
 
     k_cache: torch.Tensor
-    """[num_blocks, num_kv_heads, block_size, head_dim], of the query's dtype, or codes: int8 or float8_e4m3fn."""
+    """[num_blocks, num_kv_heads, block_size, head_dim], strides of blocks and heads free, of the query's dtype, or
+    codes: int8 or float8_e4m3fn."""
     v_cache: torch.Tensor
     k_scales: torch.Tensor | None
     """[num_blocks, num_kv_heads, block_size] factors of the codes."""
@@ -71,8 +72,9 @@ def _decode(out: torch.Tensor, query: torch.Tensor, layer: Layer, batch: GpuBatc
     }
     constants = _constants(query, layer, block_m)
     folding = {name: constants[name] for name in ("SPLIT", "HEAD_DIM", "DIM", "WINDOW")}
+    num_stages = 1 if _widens_to_float32(query, layer) else 3
     return [
-        Launch(decode_kernel, grid, _arguments(query, layer, batch) | shared, constants, num_stages=3),
+        Launch(decode_kernel, grid, _arguments(query, layer, batch) | shared, constants, num_stages=num_stages),
         Launch(combine_kernel, (count, num_heads), {"out": out} | shared, folding, num_warps=2),
     ]
 
@@ -80,9 +82,7 @@ def _decode(out: torch.Tensor, query: torch.Tensor, layer: Layer, batch: GpuBatc
 def _prefill(out: torch.Tensor, query: torch.Tensor, layer: Layer, batch: GpuBatch) -> Launch:
     num_kv_heads = layer.k_cache.shape[1]
     group = query.shape[1] // num_kv_heads
-    # Two accumulators, and what it takes to widen codes or to multiply in float32, must fit the registers.
-    elements = 16384 if query.dtype != torch.float32 and layer.k_scales is None else 8192
-    block_m = max(min(128, elements // next_power_of_2(query.shape[2])), next_power_of_2(group))
+    block_m = max(_rows_of_chunk(query, has_codes=layer.k_scales is not None), next_power_of_2(group))
     grid = (triton.cdiv(batch.longest_chunk, block_m // group), num_kv_heads, len(batch.chunks))
     arguments = _arguments(query, layer, batch) | {
         "out": out,
@@ -92,7 +92,22 @@ def _prefill(out: torch.Tensor, query: torch.Tensor, layer: Layer, batch: GpuBat
         "context_lens": batch.context_lens,
         "num_heads": query.shape[1],
     }
-    return Launch(prefill_kernel, grid, arguments, _constants(query, layer, block_m), num_warps=8, num_stages=2)
+    num_stages = 1 if _widens_to_float32(query, layer) else 2
+    return Launch(prefill_kernel, grid, arguments, _constants(query, layer, block_m), 8, num_stages)
+
+
+def _rows_of_chunk(query: torch.Tensor, *, has_codes: bool) -> int:
+    """Most rows of a prefill tile: two accumulators, and what it takes to widen codes or to multiply in float32, for
+    which there is no tensor core, must fit the registers."""
+    is_wide = query.dtype == torch.float32
+    elements = 16384 >> is_wide + has_codes
+    return min(32 if is_wide else 128, elements // next_power_of_2(query.shape[2]))
+
+
+def _widens_to_float32(query: torch.Tensor, layer: Layer) -> bool:
+    """Whether codes become operands of four bytes, which no tensor core takes: loads ahead would not fit the registers
+    beside them."""
+    return query.dtype == torch.float32 and layer.k_scales is not None
 
 
 def _arguments(query: torch.Tensor, layer: Layer, batch: GpuBatch) -> dict[str, object]:
@@ -119,6 +134,8 @@ def _constants(query: torch.Tensor, layer: Layer, block_m: int) -> dict[str, obj
         "BLOCK_N": tile_of_tokens(head_dim, query.dtype, has_codes=layer.k_scales is not None),
         "SPLIT": SPLIT,
         "BLOCK_SIZE": block_size,
+        "RUN": layer.k_cache.stride(1),
+        "SCALE_RUN": 0 if layer.k_scales is None else layer.k_scales.stride(1),
         "HEAD_DIM": head_dim,
         "DIM": max(_MIN_DOT, next_power_of_2(head_dim)),
         "WINDOW": layer.window or 0,
@@ -131,8 +148,8 @@ def _constants(query: torch.Tensor, layer: Layer, block_m: int) -> dict[str, obj
 def tile_of_tokens(head_dim: int, dtype: torch.dtype, *, has_codes: bool) -> int:
     """BLOCK_N, one for decode and prefill: keys and values of a tile take at most 16 KiB each, 8 KiB if they come from
     codes, which pass through registers on their way to the product."""
-    num_bytes = 8192 if has_codes else 16384
-    return max(16, min(64, num_bytes // next_power_of_2(head_dim) // dtype.itemsize))
+    num_bytes, most = 8192 if has_codes else 16384, 32 if dtype == torch.float32 else 64
+    return max(16, min(most, num_bytes // next_power_of_2(head_dim) // dtype.itemsize))
 
 
 def compute_dtype(dtype: torch.dtype) -> tl.dtype:

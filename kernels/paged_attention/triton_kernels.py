@@ -104,9 +104,9 @@ def decode_kernel(
     partial_values,  # [num_singles, num_heads, max_splits, HEAD_DIM] float32
     partial_stats,  # [num_singles, num_heads, max_splits, 2] float32: largest score, sum
     query,  # [num_tokens, num_heads, HEAD_DIM], tokens stride_query apart
-    k_cache,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM], blocks stride_block apart
+    k_cache,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM], blocks stride_block apart, heads RUN
     v_cache,
-    k_scales,  # [num_blocks, num_kv_heads, BLOCK_SIZE] or None
+    k_scales,  # [num_blocks, num_kv_heads, BLOCK_SIZE], blocks stride_scales apart, heads SCALE_RUN, or None
     v_scales,
     singles,  # [num_singles] rows with one query
     query_starts,  # [num_rows]
@@ -124,6 +124,8 @@ def decode_kernel(
     BLOCK_N: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    RUN: tl.constexpr,
+    SCALE_RUN: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -150,10 +152,10 @@ def decode_kernel(
             q,
             positions,
             block_tables + row * stride_table,
-            k_cache + kv_head * (BLOCK_SIZE * HEAD_DIM),
-            v_cache + kv_head * (BLOCK_SIZE * HEAD_DIM),
-            k_scales + kv_head * BLOCK_SIZE if QUANTIZED else k_scales,
-            v_scales + kv_head * BLOCK_SIZE if QUANTIZED else v_scales,
+            k_cache + kv_head * RUN,
+            v_cache + kv_head * RUN,
+            k_scales + kv_head * SCALE_RUN if QUANTIZED else k_scales,
+            v_scales + kv_head * SCALE_RUN if QUANTIZED else v_scales,
             split * SPLIT,
             tl.minimum((split + 1) * SPLIT, context),
             scale,
@@ -215,9 +217,9 @@ def combine_kernel(
 def prefill_kernel(
     out,  # [num_tokens, num_heads, HEAD_DIM]
     query,  # [num_tokens, num_heads, HEAD_DIM], tokens stride_query apart
-    k_cache,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM], blocks stride_block apart
+    k_cache,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM], blocks stride_block apart, heads RUN
     v_cache,
-    k_scales,  # [num_blocks, num_kv_heads, BLOCK_SIZE] or None
+    k_scales,  # [num_blocks, num_kv_heads, BLOCK_SIZE], blocks stride_scales apart, heads SCALE_RUN, or None
     v_scales,
     chunks,  # [num_chunks] rows with several queries
     query_starts,  # [num_rows]
@@ -235,6 +237,8 @@ def prefill_kernel(
     BLOCK_N: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    RUN: tl.constexpr,
+    SCALE_RUN: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -269,10 +273,10 @@ def prefill_kernel(
                 q,
                 positions,
                 block_tables + row * stride_table,
-                k_cache + kv_head * (BLOCK_SIZE * HEAD_DIM),
-                v_cache + kv_head * (BLOCK_SIZE * HEAD_DIM),
-                k_scales + kv_head * BLOCK_SIZE if QUANTIZED else k_scales,
-                v_scales + kv_head * BLOCK_SIZE if QUANTIZED else v_scales,
+                k_cache + kv_head * RUN,
+                v_cache + kv_head * RUN,
+                k_scales + kv_head * SCALE_RUN if QUANTIZED else k_scales,
+                v_scales + kv_head * SCALE_RUN if QUANTIZED else v_scales,
                 tl.maximum(split * SPLIT, start),
                 tl.minimum((split + 1) * SPLIT, end),
                 scale,

@@ -96,9 +96,9 @@ class Settings(BaseSettings):
         shown="auto",
         forward=True,
     )
-    kv_cache_dtype: Literal["auto", "int8"] | None = option(
+    kv_cache_dtype: Literal["auto", "int8", "fp8"] | None = option(
         None,
-        "KV on a CPU: auto (as the model computes), or int8 (half of bfloat16's memory, text changes).",
+        "KV: auto (as the model computes), int8, or on GPUs fp8 (half of bfloat16's memory, text changes).",
         shown="auto",
         forward=True,
     )

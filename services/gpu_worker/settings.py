@@ -33,8 +33,8 @@ class Settings(BaseSettings):
     num_blocks: int = Field(0, ge=0)
     kv_cache_memory: int = Field(0, ge=0)
     """Bytes of KV cache, if `num_blocks` is 0."""
-    kv_cache_dtype: Literal["auto", "int8"] = "auto"
-    """`auto`: what the model computes in or is stored as; `int8`: codes with a scale per token and head. CPUs only."""
+    kv_cache_dtype: Literal["auto", "int8", "fp8"] = "auto"
+    """`auto`: what the model computes in or is stored as; `int8`, on GPUs `fp8`: codes, a scale per token and head."""
     num_cpu_blocks: int = Field(0, ge=0)
     """Blocks of the host pool, for swapped requests and demoted prefixes."""
     swap_space: float = Field(0.0, ge=0, allow_inf_nan=False)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kernels.native.library import Library, built_levels, open_library, using
+from tests.harness.interpreter import add_products_in_order
 
 
 @pytest.fixture(params=[level.name for level in built_levels()])
@@ -30,3 +31,9 @@ def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
         return made.fill_(torch.nan) if made.is_floating_point() else made
 
     monkeypatch.setattr(torch, "empty", poisoned)
+
+
+@pytest.fixture
+def same_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of the interpreter do not depend on the shape of a tile."""
+    add_products_in_order(monkeypatch)

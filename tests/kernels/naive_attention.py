@@ -1,9 +1,12 @@
 """Attention as its definition says, one query at a time, in float64: what kernels are checked against."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+
+from kernels.kv_codec import reference as codec
+from kernels.kv_layout.api import split_plain, vector_width
 
 
 @dataclass(slots=True)
@@ -32,6 +35,24 @@ class PagedCase:
                 keys, values = self.keys[row][seen], self.values[row][seen]
                 rows.append(_attend(self.query[start + i], keys, values, scale, soft_cap))
         return torch.stack(rows)
+
+    def coded(self, code: torch.dtype) -> "PagedCase":
+        """The same step over a cache of codes, whose unused slots are codes and scales of NaN, and the keys and values
+        that the codes stand for."""
+        num_blocks, num_kv_heads, block_size, head_dim = self.k_cache.shape
+        shape = (num_blocks, 3, 2, num_kv_heads, block_size, vector_width(code, head_dim))
+        layers = torch.full(shape, -1, dtype=torch.int8).view(code)
+        caches = layers[:, 1, 0], layers[:, 1, 1]
+        for plain, cache in zip((self.k_cache, self.v_cache), caches, strict=True):
+            written = ~plain.isnan().any(-1)
+            codes, scales = split_plain(cache)
+            assert scales is not None
+            codes[written], scales[written] = codec.encode(plain[written], scales.dtype, code)
+
+        def decoded(rows: list[torch.Tensor]) -> list[torch.Tensor]:
+            return [codec.decode(*codec.encode(row, torch.float16, code), torch.float32) for row in rows]
+
+        return replace(self, keys=decoded(self.keys), values=decoded(self.values), k_cache=caches[0], v_cache=caches[1])
 
 
 def _attend(

@@ -66,6 +66,20 @@ def test_windows_and_soft_caps(num_heads: int, num_kv_heads: int, window: int | 
         assert (expected - case.expected(SCALE)).norm() > 0.1 * expected.norm(), "the case must tell them apart"
 
 
+@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (17, None), (None, 0.5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("code", [torch.int8, torch.float8_e4m3fn], ids=["int8", "fp8"])
+def test_a_plain_cache_of_codes_is_what_they_stand_for(
+    code: torch.dtype, dtype: torch.dtype, window: int | None, soft_cap: float | None
+) -> None:
+    """What a GPU without Triton and a CPU without C++ kernels compute; unused slots are NaN."""
+    case = paged_case(
+        [1, 63, 2, 1], [100, 63, 111, 17], num_heads=6, num_kv_heads=2, head_dim=10, block_size=8, dtype=dtype
+    ).coded(code)
+    tolerance = 2e-6 if dtype == torch.float32 else 2e-2
+    assert_close(run(case, window, soft_cap), case.expected(SCALE, window, soft_cap), tolerance)
+
+
 def test_slots_before_the_window_reach_no_row() -> None:
     case = paged_case([1, 5, 1], [40, 40, 40], num_heads=3, num_kv_heads=1, head_dim=8, block_size=8)
     expected = case.expected(SCALE, 8)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.kv_codec import reference as codec
+from kernels.kv_layout.api import split_plain
 from kernels.paged_attention import triton as attention
 from kernels.paged_attention.gpu_batch import prepare
 from tests.kernels.naive_attention import PagedCase, paged_case
@@ -16,14 +16,12 @@ TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 ODD_LENGTHS = [63, 100, 111, 1, 17]
 
 
-def run(
-    case: PagedCase,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    k_scales: torch.Tensor | None = None,
-    v_scales: torch.Tensor | None = None,
-) -> torch.Tensor:
-    layer = attention.Layer(case.k_cache, case.v_cache, k_scales, v_scales, SCALE, window, soft_cap)
+CODES = pytest.mark.parametrize("code", [torch.int8, torch.float8_e4m3fn], ids=["int8", "fp8"])
+
+
+def run(case: PagedCase, window: int | None = None, soft_cap: float | None = None) -> torch.Tensor:
+    (keys, k_scales), (values, v_scales) = split_plain(case.k_cache), split_plain(case.v_cache)
+    layer = attention.Layer(keys, values, k_scales, v_scales, SCALE, window, soft_cap)
     batch = prepare(case.query_lens, case.context_lens, case.block_tables)
     out = torch.full_like(case.query, float("nan"))
     for launch in attention.launches(out, case.query, layer, batch):
@@ -44,6 +42,7 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float 
         (16, 7, 1, 80, torch.float16),
         (24, 2, 2, 96, torch.float32),
         (32, 20, 1, 128, torch.float32),
+        (64, 4, 4, 64, torch.float16),
         (128, 6, 2, 256, torch.bfloat16),
     ],
 )
@@ -116,27 +115,60 @@ def test_a_token_has_the_same_numbers_in_any_chunk_and_in_decode() -> None:
         torch.testing.assert_close(run(part), whole[first:last], rtol=2e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("code", [torch.int8, torch.float8_e4m3fn], ids=["int8", "fp8"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_cache_of_codes_equals_the_cache_that_it_decodes_to(code: torch.dtype, dtype: torch.dtype) -> None:
-    case = paged_case([1, 5, 1], [100, 63, 17], num_heads=6, num_kv_heads=2, head_dim=40, block_size=16)
-    (k, k_scales), (v, v_scales) = (encoded(cache.nan_to_num(0.0), code) for cache in (case.k_cache, case.v_cache))
-    plain = replace(case, k_cache=k.float() * k_scales[..., None], v_cache=v.float() * v_scales[..., None])
-    expected = run(plain)
-    assert_close(expected, case.expected(SCALE), 0.1)
-    unwritten = case.k_cache.isnan().any(-1)
-    for scales in (k_scales, v_scales):
-        scales[unwritten] = float("nan")
-    coded = replace(case, k_cache=k, v_cache=v, query=case.query.to(dtype))
-    assert_close(run(coded, k_scales=k_scales, v_scales=v_scales), expected.double(), TOLERANCE[dtype])
+@CODES
+@pytest.mark.parametrize(
+    ("block_size", "num_heads", "num_kv_heads", "head_dim", "dtype"),
+    [
+        (8, 4, 4, 40, torch.float32),
+        (16, 6, 2, 64, torch.bfloat16),
+        (24, 5, 1, 80, torch.float16),
+        (32, 4, 2, 96, torch.float32),
+        (64, 7, 1, 128, torch.bfloat16),
+        (128, 2, 2, 256, torch.float16),
+    ],
+)
+def test_a_cache_of_codes_equals_dense_attention_over_what_they_stand_for(
+    block_size: int, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, code: torch.dtype
+) -> None:
+    """Decode and chunks; nothing reads what lies behind a context."""
+    case = paged_case(
+        [1, 5, 1],
+        [100, 63, 17],
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        dtype=dtype,
+    ).coded(code)
+    assert_close(run(case), case.expected(SCALE), TOLERANCE[dtype])
 
 
-def encoded(cache: torch.Tensor, code: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """With the block strides that a cache of several layers has."""
-    codes, scales = codec.encode(cache, torch.float16, code)
-    layers = torch.zeros(len(codes), 3, *codes.shape[1:]).to(code)
-    layers[:, 1] = codes
-    return layers[:, 1], scales
+@CODES
+@pytest.mark.parametrize(("window", "soft_cap"), [(17, None), (None, 0.5), (64, 0.5)])
+def test_windows_and_soft_caps_over_codes(window: int | None, soft_cap: float | None, code: torch.dtype) -> None:
+    case = paged_case([1, 5, 2, 40], [100, 5, 111, 103], num_heads=6, num_kv_heads=2, head_dim=16, block_size=16)
+    coded = case.coded(code)
+    assert_close(run(coded, window, soft_cap), coded.expected(SCALE, window, soft_cap))
+
+
+@CODES
+def test_codes_of_several_splits_have_the_same_bits_alone_in_a_batch_and_in_chunks(
+    code: torch.dtype, same_products: None
+) -> None:
+    """The row of 600 tokens decodes in two splits, folded by a kernel of its own, or ends a chunk, which folds them."""
+    case = paged_case([1, 9, 1], [600, 40, 17], num_heads=4, num_kv_heads=2, head_dim=16, block_size=16).coded(code)
+    together = run(case)
+    assert_close(together, case.expected(SCALE))
+    chunk = replace(
+        case,
+        query_lens=np.array([4]),
+        context_lens=np.array([600]),
+        block_tables=case.block_tables[:1],
+        query=case.query[:1].repeat(4, 1, 1),
+    )
+    alone = replace(chunk, query_lens=np.array([1]), query=case.query[:1])
+    assert run(alone)[0].equal(together[0])
+    assert run(chunk)[3].equal(together[0])
 
 
 def test_a_row_without_context_gives_zeros() -> None:

@@ -5,11 +5,13 @@ import pytest
 import torch
 
 from kernels.block_copy import triton as block_copy
+from kernels.cache_write import reference
 from kernels.cache_write import triton as cache_write
 from kernels.cache_write.api import HeadNorms
 from kernels.gated import reference as gated_reference
 from kernels.gated import triton as gated
 from kernels.kv_codec import reference as codec
+from kernels.kv_layout.api import split_plain, vector_width
 from kernels.rms_norm import reference as rms_norm_reference
 from kernels.rms_norm import triton as rms_norm
 from kernels.rope.api import rope, rope_tables
@@ -87,26 +89,35 @@ SLOTS = torch.tensor([47, 0, -1, 13, 8, 24])
 WRITTEN = SLOTS >= 0
 
 
-def layers(num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.zeros(6, 3, 2, num_kv_heads, 8, head_dim).to(dtype)
+def layers(num_kv_heads: int, head_dim: int, dtype: torch.dtype, block_size: int = 8) -> torch.Tensor:
+    """Of 48 slots or more."""
+    return torch.zeros(-(-48 // block_size), 3, 2, num_kv_heads, block_size, head_dim).to(dtype)
 
 
 def at_slots(cache: torch.Tensor) -> torch.Tensor:
-    return cache.transpose(1, 2)[SLOTS[WRITTEN] // 8, SLOTS[WRITTEN] % 8]
+    block_size = cache.shape[2]
+    return cache.transpose(1, 2)[SLOTS[WRITTEN] // block_size, SLOTS[WRITTEN] % block_size]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "head_dim", "rotary"),
-    [(4, 4, 24, 24), (9, 3, 64, 64), (7, 1, 80, 32), (20, 2, 96, 96), (33, 3, 256, 256)],
+    ("num_heads", "num_kv_heads", "head_dim", "rotary", "block_size"),
+    [
+        (4, 4, 24, 24, 8),
+        (9, 3, 64, 64, 16),
+        (7, 1, 80, 32, 24),
+        (20, 2, 96, 96, 32),
+        (8, 4, 128, 128, 64),
+        (33, 3, 256, 256, 128),
+    ],
 )
 def test_cache_write_with_rotation(
-    num_heads: int, num_kv_heads: int, head_dim: int, rotary: int, dtype: torch.dtype
+    num_heads: int, num_kv_heads: int, head_dim: int, rotary: int, block_size: int, dtype: torch.dtype
 ) -> None:
     """A fused projection of six tokens, one of which has no slot, into one layer of three."""
     fused = random(6, num_heads + 2 * num_kv_heads, head_dim).to(dtype)
     query, key, value = fused.split((num_heads, num_kv_heads, num_kv_heads), 1)
-    memory = layers(num_kv_heads, head_dim, dtype)
+    memory = layers(num_kv_heads, head_dim, dtype, block_size)
     k_cache, v_cache = memory[:, 1, 0], memory[:, 1, 1]
     by, out = rotation(rotary, 6), poisoned(6, num_heads, head_dim, dtype=dtype)
     cache_write.launch(out, query, key, value, cache_write.Slots(k_cache, v_cache, None, None, SLOTS), by, None).run()
@@ -137,21 +148,64 @@ def test_cache_write_with_head_norms() -> None:
     assert at_slots(memory[:, 1, 1]).equal(value[WRITTEN])
 
 
+def coded_layers(num_kv_heads: int, head_dim: int, code: torch.dtype, block_size: int = 8) -> torch.Tensor:
+    """Codes and scales as a cache of three layers holds them, all bytes zero."""
+    return layers(num_kv_heads, vector_width(code, head_dim), torch.int8, block_size).view(code)
+
+
+def stored_at_slots(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes as numbers and their scales."""
+    codes, scales = split_plain(cache)
+    assert scales is not None
+    return at_slots(codes).float(), at_slots(scales)
+
+
 @CODES
 @pytest.mark.parametrize("size", [1e-6, 1.0, 3e4])
 def test_cache_write_of_codes_equals_the_codec(size: float, code: torch.dtype) -> None:
-    """Outliers, zeros, and NaN, which stays in its own vector."""
+    """Outliers, zeros, and NaN, which stays in its own vector. Neighbours in memory stay as they are."""
     key, value = random(6, 3, 40) * size, random(6, 3, 40, seed=1) * size * random(6, 3, 1, seed=2).exp()
     key[0, 0] = 0
     value[1, 2, 7] = float("nan")
-    memory, scales = layers(3, 40, code), torch.zeros(2, 6, 3, 8, dtype=torch.float16)
-    slots = cache_write.Slots(memory[:, 1, 0], memory[:, 1, 1], scales[0], scales[1], SLOTS)
-    cache_write.cache_write(key[:, :0], key, value, slots)
-    for at, x in enumerate((key, value)):
-        codes, expected_scales = codec.encode(x[WRITTEN], torch.float16, code)
-        torch.testing.assert_close(at_slots(scales[at]), expected_scales, rtol=0, atol=0, equal_nan=True)
-        assert at_slots(memory[:, 1, at]).float().equal(codes.float())
-    assert int((scales != 0).sum()) <= 5 * 3 * 2 - 1, "a vector of zeros has scale 0, and nothing else is written"
+    memory = coded_layers(3, 40, code)
+    k_cache, v_cache = memory[:, 1, 0], memory[:, 1, 1]
+    cache_write.cache_write(key[:, :0], key, value, cache_write.slots(k_cache, v_cache, SLOTS))
+    for x, cache in ((key, k_cache), (value, v_cache)):
+        codes, scales = stored_at_slots(cache)
+        expected_codes, expected_scales = codec.encode(x[WRITTEN], torch.float16, code)
+        torch.testing.assert_close(scales, expected_scales, rtol=0, atol=0, equal_nan=True)
+        assert codes.equal(expected_codes.float())
+    again = coded_layers(3, 40, code)
+    reference.cache_write(
+        key[WRITTEN], value[WRITTEN], split_plain(again[:, 1, 0]), split_plain(again[:, 1, 1]), SLOTS[WRITTEN]
+    )
+    assert memory.view(torch.int8).equal(again.view(torch.int8)), "nothing else is written"
+
+
+@CODES
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "rotary", "block_size"),
+    [(9, 3, 64, 64, 8), (7, 1, 80, 32, 16), (4, 2, 96, 96, 24), (8, 4, 128, 128, 64), (2, 2, 256, 256, 128)],
+)
+def test_cache_write_of_codes_with_rotation_and_head_norms(
+    num_heads: int, num_kv_heads: int, head_dim: int, rotary: int, block_size: int, code: torch.dtype
+) -> None:
+    """The codes of what a cache of numbers is given."""
+    fused = random(6, num_heads + 2 * num_kv_heads, head_dim)
+    query, key, value = fused.split((num_heads, num_kv_heads, num_kv_heads), 1)
+    norms = HeadNorms(random(head_dim, seed=3), random(head_dim, seed=4), 1e-6)
+    by, exact = rotation(rotary, 6), layers(num_kv_heads, head_dim, torch.float32, block_size)
+    memory = coded_layers(num_kv_heads, head_dim, code, block_size)
+    outs = [
+        cache_write.cache_write(query, key, value, cache_write.slots(cache[:, 1, 0], cache[:, 1, 1], SLOTS), by, norms)
+        for cache in (exact, memory)
+    ]
+    assert outs[0].equal(outs[1])
+    for at in range(2):
+        codes, scales = stored_at_slots(memory[:, 1, at])
+        numbers = at_slots(exact[:, 1, at])
+        expected_codes, expected_scales = codec.encode(numbers, torch.float16, code)
+        assert scales.equal(expected_scales) and codes.equal(expected_codes.float())
 
 
 def test_every_number_becomes_the_nearest_code() -> None:
@@ -162,8 +216,22 @@ def test_every_number_becomes_the_nearest_code() -> None:
     rows = torch.nn.functional.pad(numbers, (0, -len(numbers) % 32)).view(-1, 1, 32)
     rows[..., -1] = 448.0  # so that every scale is 1
     key = torch.cat((rows, -rows))
-    memory, scales = torch.zeros(4, 2, 1, 8, 32).to(torch.float8_e4m3fn), torch.zeros(2, 4, 1, 8, dtype=torch.float16)
-    slots = cache_write.Slots(memory[:, 0], memory[:, 1], scales[0], scales[1], torch.arange(len(key)))
-    cache_write.cache_write(key[:, :0], key, key, slots)
-    stored = memory[:, 0].transpose(1, 2).reshape(-1, 1, 32)[: len(key)].float()
+    memory = torch.zeros(4, 2, 1, 8, vector_width(torch.float8_e4m3fn, 32), dtype=torch.int8).view(torch.float8_e4m3fn)
+    k_cache, v_cache = memory[:, 0], memory[:, 1]
+    cache_write.cache_write(key[:, :0], key, key, cache_write.slots(k_cache, v_cache, torch.arange(len(key))))
+    stored = split_plain(k_cache)[0].transpose(1, 2).reshape(-1, 1, 32)[: len(key)].float()
     assert stored.equal(key.to(torch.float8_e4m3fn).float())
+
+
+@CODES
+def test_block_copy_moves_codes_and_scales_together(code: torch.dtype) -> None:
+    """Runs of 8 x 42 bytes and of 3 x 22, which divide by no larger word than two bytes."""
+    for block_size, head_dim in ((8, 40), (3, 20)):
+        width = vector_width(code, head_dim)
+        source = torch.randint(-128, 128, (9, 1, 2, 3, block_size, width), dtype=torch.int8).view(code)
+        destination = torch.zeros(source.shape, dtype=torch.int8).view(code)
+        pairs = np.array([(3, 0), (3, 8), (0, 4), (8, 1)])
+        block_copy.copy_pairs(source, destination, pairs)
+        moved, expected = destination.view(torch.int8), torch.zeros(source.shape, dtype=torch.int8)
+        expected[pairs[:, 1]] = source.view(torch.int8)[pairs[:, 0]]
+        assert moved.equal(expected)

@@ -12,6 +12,7 @@ import torch
 
 from kernels.block_copy.api import copy_blocks, find_runs
 from kernels.kv_codec.api import SCALE_DTYPE, bytes_per_vector, decode, encode
+from kernels.kv_layout.api import holds_codes
 from services.gpu_worker.cache.kv_cache import KVCache, kv_bytes_per_block
 from services.gpu_worker.models.config import ModelConfig
 from shared.errors import ConfigError
@@ -81,24 +82,28 @@ class Int8Pool:
 
 
 def allocate_pool(cache: KVCache, num_blocks: int, dtype: str = "auto") -> HostPool:
-    """A pool of `num_blocks` blocks, possibly 0; `dtype` is `auto` (that of the cache) or `int8`. An int8 cache is
+    """A pool of `num_blocks` blocks, possibly 0; `dtype` is `auto` (that of the cache) or `int8`. A cache of codes is
     copied as it is.
 
     Raises:
         ConfigError: the machine has no room.
     """
     try:
-        is_encoded = dtype == "int8" and cache.data.dtype != torch.int8
-        return Int8Pool(cache, num_blocks) if is_encoded else PlainPool(cache, num_blocks)
+        return (Int8Pool if encodes(cache.data.dtype, dtype) else PlainPool)(cache, num_blocks)
     except (RuntimeError, MemoryError) as error:
         raise ConfigError(f"no room for {num_blocks} KV blocks in main memory: {error}") from error
 
 
 def pool_bytes_per_block(config: ModelConfig, block_size: int, cache_dtype: torch.dtype, dtype: str) -> int:
     """Bytes of main memory that one block takes in a pool of this dtype."""
-    if dtype == "int8" and cache_dtype != torch.int8:
+    if encodes(cache_dtype, dtype):
         return 2 * config.num_layers * config.num_kv_heads * block_size * bytes_per_vector(config.head_dim)
     return kv_bytes_per_block(config, block_size, cache_dtype)
+
+
+def encodes(cache_dtype: torch.dtype, dtype: str) -> bool:
+    """Whether a pool of this dtype holds less than what the cache does."""
+    return dtype == "int8" and not holds_codes(cache_dtype)
 
 
 def _allocate(cache: KVCache, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

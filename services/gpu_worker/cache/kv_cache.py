@@ -3,8 +3,8 @@
 One allocation, block-major: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]. A block is one run of
 memory over all layers, and neighbouring blocks are neighbours in memory: moving a run of blocks is one copy. A layer's
 K and V are views with the block stride that kernels/paged_attention/api.py allows. In the packed layout
-(kernels/kv_layout) the two inner dimensions only state the size of a run, not its order; one of int8 codes has two
-bytes of scale beside each `head_dim`.
+(kernels/kv_layout) the two inner dimensions only state the size of a run, not its order; so do they in a cache of codes
+(int8 or fp8), which has two bytes of scale beside each `head_dim`. Scales therefore go wherever their block goes.
 """
 
 from dataclasses import dataclass
@@ -13,19 +13,27 @@ import torch
 
 from kernels.kv_layout.api import (
     KVLayout,
+    are_scales_aligned,
     can_pack,
+    holds_codes,
     pack_keys,
     pack_values,
+    read_plain,
     unpack_keys,
     unpack_values,
     vector_width,
     view_keys,
     view_values,
+    write_plain,
 )
+from kernels.launch import stores_fp8
 from kernels.native.library import current
 from kernels.native.memory import allocate
 from services.gpu_worker.models.config import ModelConfig
 from shared.errors import ConfigError
+
+CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+"""By the name of the setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +56,7 @@ class KVCache:
         """Reserve the cache; without a `layout`, in the one that the fastest kernels of the device read.
 
         Raises:
-            ConfigError: sizes below one, int8 without the kernels for it, or the device has no room.
+            ConfigError: sizes below one, scales of codes on odd bytes, or the device has no room.
         """
         if num_blocks < 1 or block_size < 1:
             raise ConfigError(f"the KV cache needs at least one block of one token, not {num_blocks} of {block_size}")
@@ -56,8 +64,8 @@ class KVCache:
         shape = (num_blocks, model_config.num_layers, 2, heads, block_size, vector_width(dtype, head_dim))
         if layout is None:
             layout = best_layout(dtype, block_size, head_dim, torch.device(device))
-        if dtype == torch.int8 and layout is KVLayout.PLAIN:
-            raise ConfigError("an int8 KV cache needs the C++ kernels on a CPU, and blocks or heads of an even size")
+        if holds_codes(dtype) and not are_scales_aligned(block_size, head_dim):
+            raise ConfigError(f"KV as codes needs blocks or heads of an even size, not {block_size} and {head_dim}")
         try:
             return cls(_memory(shape, dtype, torch.device(device)), layout)
         except (RuntimeError, MemoryError, OverflowError, OSError, ValueError) as error:
@@ -81,16 +89,16 @@ class KVCache:
         return self.data[0].nbytes
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of one layer as kernels take them: [num_blocks, num_kv_heads, block_size, head_dim], or packed."""
+        """K and V of one layer as kernels take them, plain or packed."""
         keys, values = self.data[:, index, 0], self.data[:, index, 1]
         return (keys, values) if self.layout is KVLayout.PLAIN else (view_keys(keys), view_values(values))
 
     def read(self, blocks: slice | list[int]) -> torch.Tensor:
-        """Blocks in the plain layout, [count, num_layers, 2, num_kv_heads, block_size, head_dim]; may be a view. Codes
-        of int8 are read as float32."""
+        """Numbers of blocks, [count, num_layers, 2, num_kv_heads, block_size, head_dim]; may be a view. Codes are read
+        as float32."""
         memory = self.data[blocks]
         if self.layout is KVLayout.PLAIN:
-            return memory
+            return read_plain(memory)
         keys, values = unpack_keys(view_keys(memory[:, :, 0])), unpack_values(view_values(memory[:, :, 1]))
         return torch.stack((keys, values), 2)
 
@@ -98,7 +106,7 @@ class KVCache:
         """Overwrite the blocks from `first` on; `plain` as `read` gives it."""
         memory = self.data[first : first + len(plain)]
         if self.layout is KVLayout.PLAIN:
-            memory.copy_(plain)
+            write_plain(plain, memory)
             return
         pack_keys(plain[:, :, 0], view_keys(memory[:, :, 0]))
         pack_values(plain[:, :, 1], view_values(memory[:, :, 1]))
@@ -112,15 +120,28 @@ def cache_dtype(
     device: torch.device,
     setting: str = "auto",
 ) -> torch.dtype:
-    """What the cache of a model holds: int8 if `setting` says so, else the dtype that it computes in, except for
+    """What the cache of a model holds: codes if `setting` says so, else the dtype that it computes in, except for
     bfloat16 models that a CPU multiplies in float32. There the C++ kernels widen 16 bits in registers: half the memory,
     and half of it to read in every step.
     """
-    if setting == "int8":
-        return torch.int8
+    if setting in CODES:
+        return CODES[setting]
     is_wider = stored == torch.bfloat16 and computed == torch.float32
     packs = best_layout(stored, block_size, config.head_dim, device) is KVLayout.PACKED
     return stored if is_wider and packs else computed
+
+
+def check_setting(setting: str, device: torch.device) -> None:
+    """Whether the kernels of a device know what `setting` asks for.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    if setting == "fp8" and device.type == "cpu":
+        raise ConfigError("kv_cache_dtype fp8 is for GPUs: no kernel of a CPU reads it; int8 takes the same memory")
+    if setting == "fp8" and not stores_fp8(device):
+        name = torch.cuda.get_device_name(device)
+        raise ConfigError(f"kv_cache_dtype fp8: {name} has no float8_e4m3fn; int8 takes the same memory")
 
 
 def best_layout(dtype: torch.dtype, block_size: int, head_dim: int, device: torch.device) -> KVLayout:

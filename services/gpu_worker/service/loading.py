@@ -7,8 +7,8 @@ import torch
 
 from kernels.native.library import MISSING, current
 from kernels.paged_attention.api import implementation
-from services.gpu_worker.cache.host_pool import HostPool, allocate_pool, pool_bytes_per_block
-from services.gpu_worker.cache.kv_cache import KVCache, cache_dtype, kv_bytes_per_block
+from services.gpu_worker.cache.host_pool import HostPool, allocate_pool, encodes, pool_bytes_per_block
+from services.gpu_worker.cache.kv_cache import KVCache, cache_dtype, check_setting, kv_bytes_per_block
 from services.gpu_worker.engine import Engine, EngineConfig
 from services.gpu_worker.models.loading import load_model
 from services.gpu_worker.models.model import Model
@@ -36,6 +36,7 @@ def load_worker(
     started = time.monotonic()
     set_num_threads(partition.num_threads)
     device = choose_device(settings.device, settings.worker_index)
+    check_setting(settings.kv_cache_dtype, torch.device(device))
     model = load_model(
         resolved.require_folder(),
         dtype=settings.dtype,
@@ -109,7 +110,7 @@ def context_length(setting: int, model: Model) -> int:
 def fingerprint(model: Model, kv_dtype: torch.dtype, cpu_cache_dtype: str = "auto") -> str:
     """Numerics: workers with equal ones continue each other's requests token by token."""
     level = torch.backends.cpu.get_cpu_capability() if model.device.type == "cpu" else _gpu_name(model.device)
-    lossy = "" if cpu_cache_dtype == "auto" else f"-cpu-cache:{cpu_cache_dtype}"
+    lossy = f"-cpu-cache:{cpu_cache_dtype}" if encodes(kv_dtype, cpu_cache_dtype) else ""
     kv = str(kv_dtype).removeprefix("torch.")
     return f"{model.fingerprint}-kv:{kv}-torch:{torch.__version__}-{level}{lossy}"
 

@@ -129,6 +129,13 @@ def test_a_host_pool_without_room_is_a_clear_exit(leader: "Leader", start_worker
     assert leader.workers() == []
 
 
+def test_a_cache_that_no_kernel_reads_is_a_clear_exit(leader: "Leader", start_worker: Start) -> None:
+    worker = start_worker(kv_cache_dtype="fp8")
+    assert worker.process.wait(20) == 2
+    assert "kv_cache_dtype fp8 is for GPUs" in worker.text.splitlines()[-1]
+    assert leader.workers() == []
+
+
 def test_bad_setting_is_a_clear_exit(start_worker: Start) -> None:
     worker = start_worker(block_size=0)
     assert worker.process.wait(20) == 2

@@ -41,7 +41,7 @@ def test_workers_are_told_to_quantize(model: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_workers_are_told_what_their_cache_holds(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for flags, expected in (({"kv_cache_dtype": "int8"}, "int8"), ({}, "auto")):
+    for flags, expected in (({"kv_cache_dtype": "int8"}, "int8"), ({"kv_cache_dtype": "fp8"}, "fp8"), ({}, "auto")):
         base = environment(load_settings(flags), model)
         told = load(WorkerSettings, composition.worker_spec(base, 0, 1).environment, monkeypatch)
         assert told.kv_cache_dtype == expected

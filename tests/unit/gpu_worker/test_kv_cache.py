@@ -1,10 +1,13 @@
+import dataclasses
+
 import pytest
 import torch
 
 from kernels.kv_layout.api import KVLayout, is_packed
 from kernels.native.library import current, using
+from services.gpu_worker.cache import kv_cache
 from services.gpu_worker.cache.host_pool import PlainPool, allocate_pool, pool_bytes_per_block
-from services.gpu_worker.cache.kv_cache import KVCache, kv_bytes_per_block
+from services.gpu_worker.cache.kv_cache import CODES, KVCache, check_setting, kv_bytes_per_block
 from shared.errors import ConfigError
 
 
@@ -53,9 +56,37 @@ def test_int8_takes_a_byte_for_a_number_and_two_for_the_scale_of_a_vector(tiny) 
     assert pool_bytes_per_block(config, 8, torch.int8, "int8") == cache.bytes_per_block
 
 
-def test_int8_without_the_kernels_for_it_is_a_configuration_error(tiny) -> None:
-    with using(None), pytest.raises(ConfigError, match="int8 KV cache needs the C"):
-        KVCache.allocate(tiny.model.config, 5, 8, torch.int8, "cpu")
+@pytest.mark.parametrize("code", CODES.values(), ids=CODES)
+def test_codes_without_c_kernels_take_the_same_memory_in_the_plain_layout(code: torch.dtype, tiny) -> None:
+    config = tiny.model.config
+    with using(None):
+        cache = KVCache.allocate(config, 5, 8, code, "cpu")
+        assert isinstance(allocate_pool(cache, 3, "int8"), PlainPool)
+    assert cache.layout is KVLayout.PLAIN and not is_packed(cache.layer(0)[0])
+    assert cache.bytes_per_block == kv_bytes_per_block(config, 8, code) == kv_bytes_per_block(config, 8, torch.int8)
+    assert pool_bytes_per_block(config, 8, code, "int8") == cache.bytes_per_block
+
+
+@pytest.mark.parametrize("code", CODES.values(), ids=CODES)
+def test_scales_on_odd_bytes_are_a_configuration_error(code: torch.dtype, tiny) -> None:
+    odd = dataclasses.replace(tiny.model.config, head_dim=9)
+    with pytest.raises(ConfigError, match="KV as codes needs blocks or heads of an even size, not 7 and 9"):
+        KVCache.allocate(odd, 5, 7, code, "cpu")
+
+
+def test_fp8_is_for_gpus_whose_compiler_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused before a model is loaded."""
+    cpu, gpu = torch.device("cpu"), torch.device("cuda:0")
+    for setting in ("auto", "int8"):
+        check_setting(setting, cpu)
+        check_setting(setting, gpu)
+    with pytest.raises(ConfigError, match="fp8 is for GPUs"):
+        check_setting("fp8", cpu)
+    monkeypatch.setattr(kv_cache, "stores_fp8", lambda device: device != gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
+    check_setting("fp8", torch.device("cuda:1"))
+    with pytest.raises(ConfigError, match="fp8: NVIDIA A100 has no float8_e4m3fn; int8 takes the same memory"):
+        check_setting("fp8", gpu)
 
 
 def test_the_layout_is_what_the_fastest_kernels_read(tiny) -> None:
