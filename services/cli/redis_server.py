@@ -200,7 +200,7 @@ def check_url(url: str) -> None:
 
 
 def check_given(url: str, asked: Durability = "everysec") -> list[str]:
-    """Check a Redis that the user runs; what to show of it: warnings, and which durability is in force.
+    """Check a Redis that runs; what to show of it: warnings, and which durability is in force.
 
     Raises:
         ConfigError: the URL is malformed, Redis is unreachable or too old.

@@ -180,14 +180,15 @@ class Stack:
             self._await_ready(redis_url, workers, screen)
 
     def _start_redis(self, screen: Screen) -> str:
-        if self._settings.redis_url:
-            for text in redis_server.check_given(self._settings.redis_url, self._settings.durability):
-                screen.note(text)
-            return self._settings.redis_url
-        durability = self._settings.durability
-        own = redis_server.prepare(self._state_dir.redis, redis_server.find_redis_server(), durability)
-        if durability == "none":
-            screen.note(f"warning: {redis_server.describe_durability(durability, durability)}")
+        settings = self._settings
+        url = settings.redis_url or self._start_own_redis(screen)
+        for text in redis_server.check_given(url, settings.durability):
+            screen.note(text)
+        return url
+
+    def _start_own_redis(self, screen: Screen) -> str:
+        binary, durability = redis_server.find_redis_server(), self._settings.durability
+        own = redis_server.prepare(self._state_dir.redis, binary, durability)
         self.supervisor.start(composition.redis_spec(own, self._environ))
         screen.progress("starting Redis", None, own.binary.version)
         self._wait_for_redis(own.url)

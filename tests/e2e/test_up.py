@@ -61,6 +61,11 @@ def test_ps_lists_one_live_process_per_service(stack: Stack) -> None:
         assert f"services.{service}" in psutil.Process(pids[service][0]).cmdline()
 
 
+def test_what_its_own_redis_loses_in_a_crash_is_told_at_the_start(stack: Stack) -> None:
+    told = (stack.state_dir.parent / "up.log").read_text()
+    assert "Redis: durability everysec, a crash loses at most the last second" in told and "warning: Redis" not in told
+
+
 def test_several_gateways_share_a_port_and_have_their_own(float_stack: Stack) -> None:
     shown = json.loads(pagewire("ps", "--json", "--state-dir", str(float_stack.state_dir)).stdout)
     urls = shown["gateway_urls"]
