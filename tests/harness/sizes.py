@@ -7,7 +7,7 @@ from benchmarks.report import Row
 from shared.streams import START
 from tests.harness.fault_run import Scene
 
-WARM_SHARE = 0.3
+WARM_SHARE = 0.5
 """Of the samples: caches fill, the log reaches its size."""
 
 
