@@ -149,7 +149,7 @@ class Settings(BaseSettings):
     max_worker_deaths: int | None = option(
         None,
         "Workers in a row that may die of one request before it ends; 0: any number.",
-        shown="3",
+        shown="5",
         forward=True,
         ge=0,
     )

@@ -60,7 +60,8 @@ class Settings(BaseSettings):
     """Policy `fair`: shares of tenants, as in `a=2,b=1`; those not named have 1."""
     max_bypasses: int = Field(16, ge=0)
     """Later requests that may be admitted before one that lacks KV blocks; then all wait for it."""
-    max_worker_deaths: int = Field(3, ge=0)
+    max_worker_deaths: int = Field(5, ge=0)
+    """More than what operators, spot machines or the kernel may kill in a row before a request gets on."""
     """Workers in a row that may die of one request, as far as can be told, before it ends; 0: any number."""
     enable_prefix_caching: bool = True
     """Requests that begin alike share the KV of what they have in common, also after the first one ended."""

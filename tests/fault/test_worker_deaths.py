@@ -42,7 +42,13 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 8192}))
     faults.mkdir()
-    flags = {"max_num_batched_tokens": 4096, "max_model_len": 4400, "num_blocks": 600, "itl_target_s": 0}
+    flags = {
+        "max_num_batched_tokens": 4096,
+        "max_model_len": 4400,
+        "num_blocks": 600,
+        "itl_target_s": 0,
+        "max_worker_deaths": 3,
+    }
     variables = {"PAGEWIRE_FAULT_DIR": str(faults)}
     with running_stack(folder, free_port(), folder, variables, model=model, dtype="float32", **flags) as running:
         yield running

@@ -47,6 +47,7 @@ class Fault:
 
 KILLS = tuple(FaultKind(Action.KILL, service) for service in ("gateway", "scheduler", "gpu_worker"))
 TERMS = tuple(FaultKind(Action.TERM, kind.service) for kind in KILLS)
+PAUSES = tuple(FaultKind(Action.PAUSE, kind.service) for kind in KILLS)
 WINDOWS = (
     FaultKind(Action.WINDOW, "gateway", FaultPoint.REQUEST_SUBMITTED),
     FaultKind(Action.WINDOW, "gpu_worker", FaultPoint.STEP_COMPUTED),

@@ -9,6 +9,7 @@ SCENARIOS: dict[str, Callable[[FaultRun], None]] = {
     "random-kills": kills.random_kills,
     "windows": kills.windows,
     "drains": kills.drains,
+    "stops": kills.stops,
     "worker-kill": recoveries.worker_kill,
     "worker-lease": recoveries.worker_lease,
     "scheduler-kill": recoveries.scheduler_kill,

@@ -1,10 +1,10 @@
-"""kill -9 at random moments and in named windows, and SIGTERM: no client notices anything but a pause."""
+"""kill -9 at random moments and in named windows, SIGTERM, SIGSTOP: no client notices anything but a pause."""
 
 import time
 from collections.abc import Mapping
 
 from benchmarks.report import Bar
-from tests.harness.chaos_plan import KILLS, TERMS, WINDOWS, Action, Fault, FaultKind, plan_faults, spread
+from tests.harness.chaos_plan import KILLS, PAUSES, TERMS, WINDOWS, Action, Fault, FaultKind, plan_faults, spread
 from tests.harness.fault_model import DEFAULT, TINY
 from tests.harness.fault_run import FaultRun, Scene
 from tests.harness.streams import StreamLoad
@@ -31,6 +31,11 @@ def windows(run: FaultRun) -> None:
 def drains(run: FaultRun) -> None:
     """SIGTERM to gateway, scheduler and worker: streams end there, or go on elsewhere."""
     strike_all(run, "drains", spread(run.options.repeats, TERMS), schedulers=2)
+
+
+def stops(run: FaultRun) -> None:
+    """SIGSTOP of gateway, scheduler and worker for longer than a lease, then SIGCONT."""
+    strike_all(run, "stops", spread(run.options.repeats, PAUSES), schedulers=2)
 
 
 def sampling(run: FaultRun) -> None:

@@ -42,7 +42,8 @@ _LEADER = _Victim(FaultPoint.TICK_DECIDED, "tick", True)
 
 
 def worker_pause(run: FaultRun) -> None:
-    """SIGSTOP of a worker past its lease, then SIGCONT; every second time right before it appends a result."""
+    """SIGSTOP of a worker past its lease, then SIGCONT: at random instants, and as often right before it appends a
+    result."""
     with run.scene("worker-pause") as scene:
         _pause(scene, _WORKER)
 
@@ -57,14 +58,14 @@ def _pause(scene: Scene, victim: _Victim) -> None:
     options = scene.run.options
     rng = random.Random(options.seed)
     with scene.load(STREAMS) as load:
-        for place in range(options.repeats):
+        for place in range(2 * options.repeats):
             time.sleep(rng.uniform(0, 1))
             load.wait_in_flight(STREAMS)
             _pause_once(scene, victim, place, rng.uniform(SHORTEST_PAUSE_S, LONGEST_PAUSE_S))
             scene.wait_whole()
     audit = scene.audit(load)
     num_refused = scene.pool.refused_writes(victim.writer)
-    scene.run.add_audit(scene.name, audit, faults=options.repeats, late_writes_refused=num_refused)
+    scene.run.add_audit(scene.name, audit, faults=2 * options.repeats, late_writes_refused=num_refused)
 
 
 def _pause_once(scene: Scene, victim: _Victim, place: int, seconds: float) -> None:
