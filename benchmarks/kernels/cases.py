@@ -38,8 +38,14 @@ class Weights:
     num_weights: int
 
     def with_inputs(self, inputs: dict[int, torch.Tensor]) -> LinearSequence:
-        """Every product once; `inputs` by their width."""
+        """Every product once; `inputs` by their width.
+
+        Raises:
+            SystemExit: there are no compiled kernels.
+        """
         native = [linear for linear in self.linears if isinstance(linear, NativeLinear)]
+        if len(native) < len(self.linears):
+            raise SystemExit("the C++ kernels are measured, and are not compiled: make kernels")
         return LinearSequence([(linear, inputs[linear.in_features]) for linear in native])
 
 

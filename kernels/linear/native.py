@@ -140,7 +140,8 @@ class LinearSequence:
             torch.empty(len(x), linear.out_features, dtype=x.dtype)
             for (linear, _), x in zip(products, self._inputs, strict=True)
         ]
-        linears = [linear for linear, _ in products]
+        linears = self._linears = [linear for linear, _ in products]
+        """Kept, for their memory is read."""
         outputs = [linear.output(out) for linear, out in zip(linears, self._outputs, strict=True)]
         self._arguments = (
             (PackedWeight * self._count)(*(linear.packed.weight for linear in linears)),

@@ -27,8 +27,6 @@ FORGET_S = 1.0
 """Between two looks for responses of one caller that only seem to live."""
 GIVE_UP_S = 60.0
 """A notice that Redis answers with an error is tried again for so long."""
-AWAY_S = 1.0
-"""Redis is taken to stay away for so long: who waits behind one that it did not answer is told without a try."""
 FULL_S = 0.02
 """A full queue is taken to stay full for so long: a flood is refused without the work that its requests would cost."""
 LATELY_S = 0.1
@@ -100,7 +98,7 @@ class Intake:
         self._ttl_s = record_ttl_s
         self._outbox: asyncio.Queue[Notice] = asyncio.Queue()
         self._slots = asyncio.Semaphore(SUBMITS_AT_ONCE)
-        self._told_full_at = self._full_until = self._away_until = float("-inf")
+        self._told_full_at = self._full_until = self._away_at = float("-inf")
         self._forgot_at: dict[str, float] = {}
         self.num_given_up = 0
         """Notices that Redis would not take."""
@@ -145,8 +143,9 @@ class Intake:
         """
         if quota is not None:
             await self._settle()
+        came_at = time.monotonic()
         async with self._slots:
-            if time.monotonic() < self._away_until:
+            if came_at < self._away_at:  # it waited behind one that Redis did not answer
                 raise _unreachable()
             try:
                 await self._submit(submissions, head, window_s, log_id, claim, quota)
@@ -189,12 +188,12 @@ class Intake:
                 await asyncio.sleep(RETRY_S * attempt)
                 continue
             if answer.accepted:
-                self._told_full_at = self._full_until = float("-inf")
+                self._told_full_at = self._full_until = self._away_at = float("-inf")
                 return
             if claim is not None:
                 raise AlreadySubmitted(answer.request_id)
             raise IdempotencyConflict(f"the request id {answer.request_id} is taken")
-        self._away_until = time.monotonic() + AWAY_S
+        self._away_at = time.monotonic()
         raise _unreachable()
 
     async def _settle(self) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from benchmarks.kernels import cases, timing
 from benchmarks.kernels.timing import Case, Limit, Timed
 from benchmarks.machine import ModelSize
+from kernels.linear.api import pack_linear
 from kernels.linear.reference import ReferenceLinear
 from services.gpu_worker.models.config import DecoderConfig
 from services.gpu_worker.models.families import parse_config
@@ -58,12 +60,17 @@ def test_only_cases_with_a_bar_are_judged() -> None:
 def test_products_count_every_weight_of_the_model_once(config: DecoderConfig) -> None:
     size = ModelSize(2 * (32 * 8 * (2 * 4 + 2 * 2) + 3 * 32 * 64), 32 * 96)
     total = size.num_body + size.num_head
-    few, many = cases.products(config, "bf16", lambda weight: ReferenceLinear(weight, None), (4, 32))
+    few, many = cases.products(config, "bf16", pack_linear, (4, 32))
     assert (few.amount, few.limit, few.bar) == (2.0 * total, Limit.READ, cases.READ_BAR)
     assert (many.amount, many.limit, many.bar) == (2.0 * 32 * total, Limit.BF16, cases.BF16_BAR)
-    quantized, _ = cases.products(config, "int8", lambda weight: ReferenceLinear(weight, None), (1, 64))
+    quantized, _ = cases.products(config, "int8", partial(pack_linear, is_int8=True), (1, 64))
     assert quantized.amount == total
     few.run()
+
+
+def test_what_is_not_compiled_is_not_measured(config: DecoderConfig) -> None:
+    with pytest.raises(SystemExit, match="make kernels"):
+        next(cases.products(config, "bf16", lambda weight: ReferenceLinear(weight, None), (4,)))
 
 
 def test_decode_attention_reads_every_key_and_value_once(config: DecoderConfig) -> None:
