@@ -6,7 +6,7 @@ from statistics import fmean, quantiles
 from typing import Any
 
 from benchmarks.kv_cache.simulation import CPU, run
-from benchmarks.kv_cache.traces import merged, renamed
+from benchmarks.kv_cache.traces import by_arrival, merged, renamed
 from benchmarks.report import Value
 from services.scheduler.core.policies.base import PolicyName
 from services.scheduler.core.scheduler import SchedulerCore
@@ -64,12 +64,9 @@ def measure_policies(requests: int) -> list[dict[str, Value]]:
     """One tenant sends long requests all at once, another one a short one every five seconds; and Jain's index."""
     bulk = poisson(requests=requests, rate=100.0, prompt=400, output=300, seed=1)
     urgent = poisson(requests=requests, rate=0.2, prompt=60, output=60, seed=2)
-    trace = sorted(
-        [
-            *renamed(bulk, "bulk:", tenant="bulk", priority=BULK),
-            *renamed(urgent, "urgent:", tenant="urgent", priority=URGENT),
-        ],
-        key=lambda request: request.arrival,
+    trace = by_arrival(
+        renamed(bulk, "bulk:", tenant="bulk", priority=BULK),
+        renamed(urgent, "urgent:", tenant="urgent", priority=URGENT),
     )
     rows: list[dict[str, Value]] = []
     for policy in PolicyName:

@@ -1,4 +1,4 @@
-"""From the simulator: what keeps a policy from starving anybody is worth: ageing, weights, no credit for idle times."""
+"""From the simulator: what it is worth that no policy starves anybody: ageing, weights, no credit for idle times."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -7,11 +7,10 @@ from unittest.mock import patch
 
 from benchmarks.kv_cache.order import ROWS, URGENT, seconds_of, served_while_backlogged, ttft_columns
 from benchmarks.kv_cache.simulation import CPU, run
-from benchmarks.kv_cache.traces import renamed
+from benchmarks.kv_cache.traces import by_arrival, renamed
 from benchmarks.report import Value
 from services.scheduler.core.policies.base import Policy, PolicyName
 from services.scheduler.core.policies.fair import Fair
-from services.scheduler.simulator import Trace
 from services.scheduler.simulator.generators import poisson
 
 PATIENT = 2
@@ -39,10 +38,6 @@ def measure_ageing(requests: int) -> list[dict[str, Value]]:
             }
         )
     return rows
-
-
-def by_arrival(*traces: Trace) -> Trace:
-    return sorted((request for trace in traces for request in trace), key=lambda request: request.arrival)
 
 
 def measure_weights() -> list[dict[str, Value]]:

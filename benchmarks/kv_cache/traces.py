@@ -29,8 +29,12 @@ def scans() -> Trace:
 
 def merged(*traces: Trace) -> Trace:
     """Side by side, with names of their own; in the order of arrival, which lets `after` point back."""
-    requests = [request for number, trace in enumerate(traces) for request in renamed(trace, f"{number}:")]
-    return sorted(requests, key=lambda request: request.arrival)
+    return by_arrival(*(renamed(trace, f"{number}:") for number, trace in enumerate(traces)))
+
+
+def by_arrival(*traces: Trace) -> Trace:
+    """Side by side, with the names that they have."""
+    return sorted((request for trace in traces for request in trace), key=lambda request: request.arrival)
 
 
 def renamed(trace: Trace, prefix: str, **changes: Any) -> Trace:

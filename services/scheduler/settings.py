@@ -61,8 +61,8 @@ class Settings(BaseSettings):
     max_bypasses: int = Field(16, ge=0)
     """Later requests that may be admitted before one that lacks KV blocks; then all wait for it."""
     max_worker_deaths: int = Field(5, ge=0)
-    """More than what operators, spot machines or the kernel may kill in a row before a request gets on."""
-    """Workers in a row that may die of one request, as far as can be told, before it ends; 0: any number."""
+    """Workers in a row that may die of one request, as far as can be told, before it ends; 0: any number. The default
+    leaves room for those that die for other reasons before a request gets on."""
     enable_prefix_caching: bool = True
     """Requests that begin alike share the KV of what they have in common, also after the first one ended."""
     eviction: Eviction = Eviction.LRU
