@@ -21,6 +21,7 @@ config() {
     [ -z "$password" ] || echo "$(grep '^user ' "$here/acl/$service.acl" | sed "s/$unknown//") >$password"
   done
 }
+echo "Redis: $durability (PAGEWIRE_DURABILITY ${PAGEWIRE_DURABILITY:-everysec})"
 # Takes this process's place, so that whoever stops it stops Redis.
 exec redis-server - "$@" <<END
 $(config)

@@ -1,9 +1,10 @@
 """`pagewire serve gateway|scheduler|worker`: this process becomes one service."""
 
 import os
+import sys
 from typing import NoReturn
 
-from services.cli import composition
+from services.cli import composition, redis_server
 from services.cli.settings import Settings
 from services.cli.state_dir import StateDir
 from shared.errors import ConfigError
@@ -14,7 +15,8 @@ SERVICES = {"gateway": "gateway", "scheduler": "scheduler", "worker": "gpu_worke
 
 def serve(settings: Settings, service: str, *, name: str | None = None, index: int = 0) -> NoReturn:
     """Replace this process by the service; `index` is a worker's place among `settings.workers` on this machine.
-    Without a Redis URL it joins the `pagewire up` of the same state directory.
+    Without a Redis URL it joins the `pagewire up` of the same state directory. A gateway or scheduler first
+    tells, on standard error, which durability is in force.
 
     Raises:
         ConfigError: unknown service, no Redis, or the model was not pulled.
@@ -23,17 +25,31 @@ def serve(settings: Settings, service: str, *, name: str | None = None, index: i
         raise ConfigError(f"unknown service {service!r}: one of {', '.join(SERVICES)}")
     if index >= settings.workers:
         raise ConfigError(f"option index: {index} is not below --workers {settings.workers}")
-    os.execvpe(*_program(settings, SERVICES[service], name, index))
+    url = _redis_url(settings)
+    program = _program(settings, SERVICES[service], url, name, index)
+    if service != "worker":  # a worker's user of Redis may not ask
+        _tell_durability(url, settings)
+    os.execvpe(*program)
+
+
+def _tell_durability(url: str, settings: Settings) -> None:
+    """A Redis that is away now is none's fault: services wait for it."""
+    redis_server.check_url(url)
+    try:
+        notes = redis_server.check_given(url, settings.durability)
+    except ConfigError as error:
+        notes = [f"warning: {error}"]
+    print(*notes, sep="\n", file=sys.stderr, flush=True)
 
 
 def _program(
-    settings: Settings, kind: str, name: str | None, index: int
+    settings: Settings, kind: str, redis_url: str, name: str | None, index: int
 ) -> tuple[str, tuple[str, ...], dict[str, str]]:
     model = resolve(settings.model, settings.home)
     environment = composition.shared_environment(
         settings,
         os.environ,
-        redis_url=_redis_url(settings),
+        redis_url=redis_url,
         model=model.require_folder(),
         served_name=settings.served_model_name or model.served_name,
     )

@@ -115,10 +115,13 @@ def test_chat_and_bench_find_the_running_server(stack: Stack) -> None:
     assert (report["completed"], report["output_tokens"]) == (4, 32)
 
 
-def test_a_second_gateway_joins_by_serve(stack: Stack) -> None:
-    port = free_port()
+def test_a_second_gateway_joins_by_serve(stack: Stack, tmp_path: Path) -> None:
+    port, said = free_port(), tmp_path / "said"
     command = [sys.executable, "-m", "services.cli", "serve", "gateway", "--name", "gateway-1", "--port", str(port)]
-    with subprocess.Popen([*command, "--state-dir", str(stack.state_dir)], stderr=subprocess.DEVNULL) as process:
+    with (
+        said.open("wb") as error,
+        subprocess.Popen([*command, "--state-dir", str(stack.state_dir)], stderr=error) as process,
+    ):
         try:
             deadline = time.monotonic() + 30
             while not _is_ready(port):
@@ -129,6 +132,7 @@ def test_a_second_gateway_joins_by_serve(stack: Stack) -> None:
             assert answer.json()["usage"]["completion_tokens"] >= 1
         finally:
             process.terminate()
+    assert "Redis: durability everysec" in said.read_text()
 
 
 def _is_ready(port: int) -> bool:

@@ -9,12 +9,13 @@ import pytest
 
 from benchmarks.report import Report
 from tests.fault.scenarios import kills
-from tests.harness.chaos_plan import KILLS, WINDOWS
+from tests.harness.chaos_plan import KILLS, PAUSES, WINDOWS
 from tests.harness.fault_run import FaultRun, Options
 
 SHORT = Options(streams=12, seed=5)
 KINDS = (
     *KILLS,
+    *(pause for pause in PAUSES if pause.service == "gpu_worker"),
     *(window for window in WINDOWS if window.point in ("step_published", "tick_committed", "worker_fenced")),
 )
 
@@ -25,7 +26,7 @@ def run(tmp_path: Path) -> FaultRun:
 
 
 @pytest.mark.timeout(240)
-def test_nobody_notices_the_death_of_any_process(run: FaultRun) -> None:
+def test_nobody_notices_the_death_of_any_process_or_the_pause_of_a_worker(run: FaultRun) -> None:
     kills.strike_all(run, "short", dict.fromkeys(KINDS, 1))
     assert sorted(hit.fault.kind for _, hit in run.hits) == sorted(KINDS)
     assert all(hit.num_in_flight >= SHORT.streams for _, hit in run.hits)

@@ -87,10 +87,11 @@ class Outcome:
         return max(pauses, default=None)
 
     def resumptions_s(self) -> list[float]:
-        """From each taking-up to the first text after it; attempts that failed are passed over."""
+        """From each taking-up to the first text after it. Attempts that failed are passed over; so is, as in
+        `recovery_s`, a stream that had not begun: it waits for its prefill."""
         later = [*self.connects[1:], float("inf")]
         found = ((at, [a for a in self.arrivals if at < a < end]) for at, end in zip(self.connects, later, strict=True))
-        return [arrivals[0] - at for at, arrivals in itertools.islice(found, 1, None) if arrivals]
+        return [arrivals[0] - at for at, arrivals in found if arrivals and self.arrivals[0] < at]
 
 
 class _TimedStream(ResumingStream):
