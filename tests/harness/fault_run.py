@@ -30,6 +30,8 @@ from tests.harness.streams import Outcome, Reference, StreamLoad
 SETTLE_S = 180.0
 """Longest time from a fault to a whole pool again: a worker loads its model anew."""
 QUIET_S = 1.5
+LOOK_S = 0.1
+"""Between two looks at a whole pool: they would take the cores from the streams that are timed."""
 WORKERS = 2
 NUM_BLOCKS = 1600
 """Enough for all streams at one worker, and few: a worker that comes back touches them all."""
@@ -127,11 +129,14 @@ class FaultRun:
         own = {"PAGEWIRE_FAULT_DIR": str(fault_dir), "PAGEWIRE_RECORD_TTL_S": RECORD_TTL_S, **variables}
         sizes = {"num_blocks": NUM_BLOCKS, "gateways": 2}
         chosen: dict[str, object] = {"model": self.model.model, "dtype": "float32", **sizes, **flags}
-        with running_stack(folder, free_port(), home, own, workers=WORKERS, **chosen) as stack:
+        with (
+            running_stack(folder, free_port(), home, own, workers=WORKERS, **chosen) as stack,
+            httpx.Client(timeout=2) as http,
+        ):
             pool = PoolState(stack)
             try:
                 counts = {service: len(pool.children(service)) for service in SERVICES}
-                scene = Scene(self, name, stack, pool, Injector(pool, fault_dir), counts)
+                scene = Scene(self, name, stack, pool, Injector(pool, fault_dir), counts, http)
                 wait_for("all workers", lambda: pool.num_serving() == WORKERS, SETTLE_S)
                 self._references = self._references or references(stack, self.model)
                 scene.references = list(self._references)
@@ -180,6 +185,8 @@ class Scene:
     injector: Injector
     num_processes: dict[str, int]
     """Of each service, of a whole pool; Redis may be none of its own."""
+    http: httpx.Client
+    """One, since making one takes as long as computing a token."""
     references: list[Reference] = field(default_factory=list)
     num_usage_before: int = 0
     """Of the references."""
@@ -218,7 +225,7 @@ class Scene:
             is_there = len(self.pool.children(service)) >= self.num_processes[service]
             return is_there and is_ready.get(service, lambda: True)()
 
-        wait_for(f"all of {', '.join(services)}", lambda: all(map(is_whole, services)), seconds)
+        wait_for(f"all of {', '.join(services)}", lambda: all(map(is_whole, services)), seconds, LOOK_S)
 
     def settle(self, load: StreamLoad, seconds: float = SETTLE_S) -> None:
         """Until the pool is whole, and every stream that was in flight goes on or has ended.
@@ -231,11 +238,11 @@ class Scene:
             return all(outcome.ended_at or outcome.arrivals[-1] > since for outcome in flying)
 
         self.wait_whole(seconds=seconds)
-        wait_for("tokens of every stream in flight", all_go_on, seconds)
+        wait_for("tokens of every stream in flight", all_go_on, seconds, LOOK_S)
 
     def _gateways_live(self) -> bool:
         try:
-            return all(httpx.get(f"{url}/health/ready", timeout=2).is_success for url in self.stack.gateway_urls())
+            return all(self.http.get(f"{url}/health/ready").is_success for url in self.stack.gateway_urls())
         except httpx.HTTPError:
             return False
 

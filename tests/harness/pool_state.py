@@ -24,8 +24,9 @@ _overview: Decoder[PoolOverview] = Decoder(PoolOverview)
 _usage: Decoder[UsageRecord] = Decoder(UsageRecord)
 
 
-def wait_for(what: str, find: Callable[[], T | None], seconds: float = 60.0) -> T:
-    """What `find` answers as soon as that is true; a Redis that is away is waited for.
+def wait_for(what: str, find: Callable[[], T | None], seconds: float = 60.0, every_s: float = 0.01) -> T:
+    """What `find` answers as soon as that is true; a Redis that is away is waited for. `every_s`: longer for what costs
+    more, where streams that are timed need the cores.
 
     Raises:
         TimeoutError: says `what` did not come.
@@ -39,7 +40,7 @@ def wait_for(what: str, find: Callable[[], T | None], seconds: float = 60.0) -> 
             pass
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: not after {seconds:g} s")
-        time.sleep(0.01)
+        time.sleep(every_s)
 
 
 @dataclass(frozen=True, slots=True)
