@@ -92,6 +92,7 @@ class LeaseKeeper:
         lease = msgspec.structs.replace(self._lease, **self.refresh())
         with self._client.pipeline(transaction=False) as pipe:
             pipe.set(self._keys.lease(self.who), encode(lease), px=self._ttl_ms)
+            pipe.pexpire(self._keys.lease(self.who), self._ttl_ms)  # a full Redis stores nothing new but does this
             pipe.sadd(self._keys.members, self.who)
             pipe.execute()
 

@@ -6,7 +6,8 @@ local fence = redis.call('HMGET', KEYS[1], 'leader', 'epoch')
 local epoch = tonumber(fence[2] or '0')
 if fence[1] == ARGV[1] and epoch == tonumber(ARGV[4]) then
   -- Renewal. A lapsed lease that nobody took does not cost the epoch: only the fence decides.
-  redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[2])
+  -- A full Redis stores nothing new; the lease that is there may go on.
+  if redis.pcall('SET', KEYS[2], ARGV[3], 'PX', ARGV[2]).err then redis.call('PEXPIRE', KEYS[2], ARGV[2]) end
   return epoch
 end
 if fence[1] ~= ARGV[1] and redis.call('EXISTS', KEYS[2]) == 1 then return 0 end

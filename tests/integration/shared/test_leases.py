@@ -1,10 +1,13 @@
 """Leases live while their process renews them, and say the truth soon after it stops."""
 
 import time
+from collections.abc import Callable, Iterator
 from itertools import count
 
+import pytest
 import redis
 
+from services.scheduler.service.leadership import Leadership
 from shared.keys import Keys
 from shared.leases import LeaseKeeper, new_instance, read_members, who
 from shared.limits import Limits, read_limits
@@ -53,6 +56,35 @@ def test_a_lease_comes_back_after_redis_lost_it(redis_url: str, redis_client: re
     assert wait_for(lambda: redis_client.exists(keys.lease(keeper.who)))
     redis_client.flushall()
     assert wait_for(lambda: who(keeper.lease) in read_members(redis_client, keys))
+    keeper.stop()
+
+
+FULL = "1"
+"""Bytes of `maxmemory`: every command that needs memory is refused."""
+
+
+@pytest.fixture
+def full_redis(redis_client: redis.Redis) -> Iterator[Callable[[], object]]:
+    """Called, it fills Redis until the test ends."""
+    yield lambda: redis_client.config_set("maxmemory", FULL)
+    redis_client.config_set("maxmemory", "0")
+
+
+def test_a_full_redis_costs_no_lease(
+    redis_url: str, redis_client: redis.Redis, keys: Keys, full_redis: Callable[[], object]
+) -> None:
+    """Whoever lives would be fenced otherwise, and its work done again by another one, in the same full Redis."""
+    keeper = LeaseKeeper(redis_url, keys, lease(), ttl_s=0.3, interval_s=0.1).start()
+    leadership = Leadership(redis_url, keys, Lease("scheduler", "s", new_instance(), 1, WorkerState.READY), ttl_s=0.3)
+    assert leadership.try_acquire()
+    assert wait_for(lambda: redis_client.exists(keys.lease(keeper.who)))
+    full_redis()
+    with pytest.raises(redis.OutOfMemoryError):
+        redis_client.set(keys.lease("other"), "x")
+    time.sleep(0.9)
+    assert redis_client.exists(keys.lease(keeper.who), keys.leader_lease) == 2
+    leadership.release()
+    leadership.close()
     keeper.stop()
 
 
