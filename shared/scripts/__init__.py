@@ -16,6 +16,7 @@ from shared.channel import Channel, Command, Words, join_words, pack_words
 from shared.errors import IdempotencyConflict, QueueFull, RateLimited
 from shared.keys import Keys
 from shared.messages import Lease, ResponseHead, Submission, Submit, WorkerFenced, encode
+from shared.records import LIVE_TTL_S
 from shared.scripts.quotas import BURST_S, Quota
 from shared.streams import START
 
@@ -232,12 +233,13 @@ def fence_worker(
     """End incarnation `expected` of `worker` (0: it never had one) and hand the next one to `new_holder`.
 
     The next one is above `highest`, too: an incarnation that Redis has forgotten must not be taken for it.
+    The log, which will hold the worker's tokens, has a time to live from then on.
     Answers the new incarnation; 0 if `epoch` is stale; −(current incarnation) if that is not `expected`, as after
     an earlier try that landed while its reply was lost.
     """
     ended = max(expected, highest)
     entry = encode(WorkerFenced(worker=worker, incarnation=ended, reason=reason))
-    arguments = [epoch, worker, new_holder, entry, expected, ended + 1]
+    arguments = [epoch, worker, new_holder, entry, expected, ended + 1, LIVE_TTL_S]
     return int(_run(client, _FENCE_WORKER, [keys.fence, keys.steps], arguments))
 
 

@@ -237,6 +237,13 @@ def test_a_fence_between_append_and_reply_keeps_the_append(redis_client: redis.R
     assert [type(m) for m in entries] == [WorkerFenced, StepResult, WorkerFenced]
 
 
+def test_the_log_has_a_time_to_live_before_it_holds_a_token(redis_client: redis.Redis, keys: Keys) -> None:
+    """A pool that dies at once, for good, leaves no text."""
+    incarnation = admit(redis_client, keys, lead(redis_client, keys, "a"))
+    assert publish(redis_client, keys, incarnation, 1) == OK
+    assert redis_client.ttl(keys.steps) > 0
+
+
 def test_only_the_leader_fences(redis_client: redis.Redis, keys: Keys) -> None:
     old = lead(redis_client, keys, "a")
     admit(redis_client, keys, old)
