@@ -12,8 +12,11 @@ from services.gateway.settings import Settings
 from services.gateway.text.tokenizer import TextTokenizer
 from shared import fault_points
 from shared.errors import ConfigError
+from shared.start_up import freeze_objects
 
 SWITCH_S = 0.0005
+
+logger = logging.getLogger(__name__)
 
 
 def main() -> int:
@@ -32,7 +35,9 @@ def main() -> int:
     try:
         tokenizer = TextTokenizer.from_folder(settings.model)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(GatewayServer(settings, tokenizer).run_until_signal())
+            server = GatewayServer(settings, tokenizer)
+            logger.info("%d objects frozen", freeze_objects())
+            return runner.run(server.run_until_signal())
     except ConfigError as error:
         print(f"gateway: {error}", file=sys.stderr)
         return 2

@@ -21,6 +21,7 @@ from shared.errors import ConfigError
 from shared.keys import Keys
 from shared.leases import new_instance
 from shared.model_store import resolve
+from shared.start_up import freeze_objects
 
 SWITCH_INTERVAL_S = 0.001
 """With Python's default of 5 ms a computing thread can hold up a publishing one for as long as a small step takes."""
@@ -55,7 +56,9 @@ def _load(settings: Settings, partition: Partition, report: LoadProgress) -> Loa
     # imports torch: in the compute thread, once the lease says that the worker is loading
     from services.gpu_worker.service.loading import load_worker
 
-    return load_worker(settings, resolved, partition, report)
+    loaded = load_worker(settings, resolved, partition, report)
+    log.info("%d objects frozen", freeze_objects())
+    return loaded
 
 
 def _prepare_cores(partition: Partition) -> None:

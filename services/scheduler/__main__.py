@@ -18,6 +18,7 @@ from shared.errors import ConfigError
 from shared.keys import Keys
 from shared.leases import LeaseKeeper, new_instance
 from shared.messages import Lease, WorkerState
+from shared.start_up import freeze_objects
 
 
 def main() -> int:
@@ -48,6 +49,7 @@ def main() -> int:
     except ConfigError as error:
         print(f"pagewire scheduler: {error}", file=sys.stderr)
         return 2
+    logs.info("start_up_frozen", num_objects=freeze_objects())
     keeper = LeaseKeeper(settings.redis_url, keys, lease, ttl_s=settings.lease_ttl_s).start()
     try:
         service.run(stop, lambda ready: keeper.update(state=WorkerState.READY if ready else WorkerState.LOADING))

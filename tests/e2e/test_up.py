@@ -61,6 +61,15 @@ def test_ps_lists_one_live_process_per_service(stack: Stack) -> None:
         assert f"services.{service}" in psutil.Process(pids[service][0]).cmdline()
 
 
+def test_no_collection_visits_what_start_up_made(stack: Stack) -> None:
+    for name, said in {
+        "gateway-0": "objects frozen",
+        "scheduler-0": "start_up_frozen",
+        "worker-0": "objects frozen",
+    }.items():
+        assert said in (stack.state_dir / "logs" / f"{name}.log").read_text(), name
+
+
 def test_what_its_own_redis_loses_in_a_crash_is_told_at_the_start(stack: Stack) -> None:
     told = (stack.state_dir.parent / "up.log").read_text()
     assert "Redis: durability everysec, a crash loses at most the last second" in told and "warning: Redis" not in told
