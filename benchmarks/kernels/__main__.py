@@ -19,6 +19,7 @@ import torch
 from benchmarks.kernels.cases import (
     ATTENTION_BAR,
     decode_attention,
+    pack_blocks,
     prefill_attention,
     products,
     small_operations,
@@ -28,6 +29,7 @@ from benchmarks.kernels.timing import Case, bar_of, measure, row_of
 from benchmarks.machine import instruction_sets
 from benchmarks.report import Report
 from kernels.linear.api import pack_linear
+from kernels.linear.blocks import BlockForm
 from services.cli.settings import load_settings
 from services.gpu_worker.models.config import DecoderConfig
 from services.gpu_worker.models.families import parse_config
@@ -49,10 +51,14 @@ def cases(config: DecoderConfig) -> dict[str, Callable[[], Iterator[Case]]]:
         yield decode_attention(few_layers, 8, 1024, None)
         yield prefill_attention(few_layers, 4, 512)
 
+    def blocks(form: BlockForm) -> Iterator[Case]:
+        return products(config, form.lower(), partial(pack_blocks, form=form), ROWS)
+
     return {
         "attention": attention,
         "bf16": lambda: products(config, "bf16", pack_linear, ROWS),
         "int8": lambda: products(config, "int8", partial(pack_linear, is_int8=True), ROWS),
+        **{form.lower(): partial(blocks, form) for form in BlockForm},
         "small": lambda: small_operations(config, 100_000),
     }
 

@@ -13,7 +13,8 @@ import torch
 
 from benchmarks.kernels.timing import Case, Limit
 from kernels.gated.api import silu_mul
-from kernels.linear.api import Linear
+from kernels.linear.api import Linear, pack_linear
+from kernels.linear.blocks import BLOCK, BlockForm, BlockWeight
 from kernels.linear.native import LinearSequence, NativeLinear
 from kernels.paged_attention.api import AttentionBatch, paged_attention, prepare
 from kernels.rms_norm.api import rms_norm
@@ -28,6 +29,8 @@ MANY_ROWS = 32
 READ_BAR, BF16_BAR, INT8_BAR, ATTENTION_BAR = 85.0, 90.0, 75.0, 75.0
 """Per cent of the limit."""
 Pack = Callable[[torch.Tensor], Linear]
+BYTES = {"bf16": 2.0, "int8": 1.0, **{form.lower(): form.bytes_per_block / BLOCK for form in BlockForm}}
+"""Of a weight, scales and minima of blocks included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +68,31 @@ def pack_weights(config: DecoderConfig, pack: Pack) -> Weights:
     return Weights(linears, sum(outputs * inputs for outputs, inputs in shapes))
 
 
+def pack_blocks(weight: torch.Tensor, form: BlockForm) -> Linear:
+    """Random blocks of the shape of `weight`."""
+    random = torch.Generator().manual_seed(0)
+    lowest, highest = (0, 16) if form.is_nibbles else (-128, 128)
+    codes = torch.randint(lowest, highest, weight.shape, generator=random, dtype=torch.int8)
+    blocks = (weight.shape[0], weight.shape[1] // BLOCK, form.num_factors)
+    return pack_linear(BlockWeight(form, codes, (0.01 * torch.randn(blocks, generator=random)).half()))
+
+
 def products(config: DecoderConfig, kind: str, pack: Pack, rows: Sequence[int]) -> Iterator[Case]:
-    """All products of a step. `kind` is `bf16` or `int8`."""
+    """All products of a step. `kind`: of BYTES. Many rows of blocks have no bar: their every 32 numbers end with a
+    conversion and a product by a scale."""
     weights = pack_weights(config, pack)
-    is_integer = kind == "int8"
+    is_integer = kind != "bf16"
     for num_rows in rows:
         widths = (config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size)
         inputs = {width: torch.randn(num_rows, width).bfloat16() for width in widths}
         run = weights.with_inputs(inputs)
         name = f"{kind} products, {num_rows} rows"
         if num_rows <= 2 * FEW_ROWS:
-            amount = weights.num_weights * (1.0 if is_integer else 2.0)
+            amount = weights.num_weights * BYTES[kind]
             yield Case(name, run, amount, Limit.READ, READ_BAR if num_rows <= FEW_ROWS else None)
         else:
-            limit, bar = (Limit.INT8, INT8_BAR) if is_integer else (Limit.BF16, BF16_BAR)
+            limit = Limit.INT8 if is_integer else Limit.BF16
+            bar = {"bf16": BF16_BAR, "int8": INT8_BAR}.get(kind)
             yield Case(name, run, 2.0 * num_rows * weights.num_weights, limit, bar if num_rows >= MANY_ROWS else None)
 
 

@@ -12,8 +12,9 @@ import torch
 from kernels.checks import require, same_place
 from kernels.gated.api import gelu_mul, silu_mul
 from kernels.gated.native import Gate
+from kernels.linear.blocks import BlockWeight
 from kernels.linear.native import NativeLinear
-from kernels.linear.reference import ReferenceInt8Linear, ReferenceLinear
+from kernels.linear.reference import ReferenceBlockLinear, ReferenceInt8Linear, ReferenceLinear
 from kernels.native.library import Library, current
 
 _NATIVE_DTYPES = (torch.float32, torch.bfloat16)
@@ -31,13 +32,18 @@ class Linear(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
-def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None, *, is_int8: bool = False) -> Linear:
+Weight = torch.Tensor | BlockWeight
+"""[out_features, in_features]; in blocks it stays as it is, whatever computes."""
+
+
+def pack_linear(weight: Weight, bias: torch.Tensor | None = None, *, is_int8: bool = False) -> Linear:
     """Choose an implementation for the weight's dtype and device, and pack the weight for it.
 
     Args:
-        weight: [out_features, in_features]. The caller may free it afterwards.
+        weight: [out_features, in_features]. The caller may free it afterwards. With one in blocks, activations are
+            rounded to int8 with one scale per row and block.
         bias: [out_features] or None.
-        is_int8: round the weight to int8 with one scale per output feature, and activations with one scale per row and
+        is_int8: round a tensor to int8 with one scale per output feature, and activations with one scale per row and
             64 of their numbers.
 
     Raises:
@@ -47,11 +53,13 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None, *, is_in
     library = _library(weight)
     if library is not None:
         return NativeLinear(library, weight, bias, is_int8=is_int8)
+    if isinstance(weight, BlockWeight):
+        return ReferenceBlockLinear(weight, bias)
     return ReferenceInt8Linear(weight, bias) if is_int8 else ReferenceLinear(weight, bias)
 
 
 def pack_gated_linear(
-    weight: torch.Tensor, bias: torch.Tensor | None = None, *, activation: str, is_int8: bool = False
+    weight: Weight, bias: torch.Tensor | None = None, *, activation: str, is_int8: bool = False
 ) -> Linear:
     """As `pack_linear`, for a product whose first half gates the second: `activation(gate) * rest`.
 
@@ -60,7 +68,8 @@ def pack_gated_linear(
         activation: `silu` or `gelu_tanh`.
     """
     _check(weight, bias)
-    require(len(weight) % 2 == 0 and activation in _GATES, f"pack_linear: {len(weight)} rows gated by {activation!r}")
+    outputs = weight.shape[0]
+    require(outputs % 2 == 0 and activation in _GATES, f"pack_linear: {outputs} rows gated by {activation!r}")
     library = _library(weight)
     if library is not None:
         return NativeLinear(library, weight, bias, activation=_GATES[activation][0], is_int8=is_int8)
@@ -79,14 +88,18 @@ class _Gated:
         return self._activate(self._linear(x))
 
 
-def _check(weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-    require(weight.dim() == 2, f"pack_linear: weight {tuple(weight.shape)}")
+def _check(weight: Weight, bias: torch.Tensor | None) -> None:
+    shape = tuple(weight.shape)
+    require(len(shape) == 2, f"pack_linear: weight {shape}")
     if bias is not None:
-        require(bias.shape == weight.shape[:1], f"pack_linear: bias {tuple(bias.shape)}, weight {tuple(weight.shape)}")
-        require(same_place(weight, bias), "pack_linear: weight and bias differ in dtype or device")
+        require(tuple(bias.shape) == shape[:1], f"pack_linear: bias {tuple(bias.shape)}, weight {shape}")
+        fits = isinstance(weight, BlockWeight) or same_place(weight, bias)
+        require(fits, "pack_linear: weight and bias differ in dtype or device")
 
 
-def _library(weight: torch.Tensor) -> Library | None:
+def _library(weight: Weight) -> Library | None:
+    if isinstance(weight, BlockWeight):
+        return current()
     return current() if weight.device.type == "cpu" and weight.dtype in _NATIVE_DTYPES else None
 
 

@@ -12,6 +12,7 @@ namespace pw::gemm {
 
 constexpr int64_t CODE_GROUP = 64;  // of k
 constexpr int CODES_PER_WORD = 4;
+using Words = F32[PANEL_VECTORS];  // of one row of a panel, whatever they hold
 constexpr int64_t WORDS_PER_GROUP = CODE_GROUP / CODES_PER_WORD;
 constexpr int UNROLLED = 2;
 
@@ -29,14 +30,11 @@ struct CodeWords {
         sum = _mm512_add_epi32(sum, codes);
         _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtsepi32_epi8(codes));
     }
-    // What a group starts at, by the sum of its codes.
-    static PW_INLINE int32_t first(Acc sum) { return -OFFSET * _mm512_reduce_add_epi32(sum); }
+    static PW_INLINE int32_t total(Acc sum) { return _mm512_reduce_add_epi32(sum); }
     static PW_INLINE Acc start(int32_t first) { return _mm512_set1_epi32(first); }
     static PW_INLINE F32 value(Acc acc) { return _mm512_cvtepi32_ps(acc); }
     template <int ROWS>
-    static PW_INLINE void add(const Code* x, int64_t stride, const float* words, Acc (*acc)[PANEL_VECTORS]) {
-        __m512i w[PANEL_VECTORS];
-        for (int v = 0; v < PANEL_VECTORS; ++v) w[v] = _mm512_load_si512(words + v * LANES);
+    static PW_INLINE void add(const Code* x, int64_t stride, const Words& w, Acc (*acc)[PANEL_VECTORS]) {
         for (int r = 0; r < ROWS; ++r) {
             int32_t four;
             std::memcpy(&four, x + r * stride, 4);
@@ -53,15 +51,19 @@ struct CodeWords {
     using Code = float;
     using Acc = F32;
     static constexpr int OFFSET = 0;
-    static PW_INLINE void store_codes(Code* to, F32 numbers, Acc&) { store(to, round(numbers)); }
-    static PW_INLINE int32_t first(Acc) { return 0; }
-    static PW_INLINE Acc start(int32_t) { return zero(); }
+    static PW_INLINE void store_codes(Code* to, F32 numbers, Acc& sum) {
+        const F32 codes = round(numbers);
+        sum = sum + codes;
+        store(to, codes);
+    }
+    static PW_INLINE int32_t total(Acc sum) { return int32_t(pw::sum(sum)); }
+    static PW_INLINE Acc start(int32_t first) { return set1(float(first)); }
     static PW_INLINE F32 value(Acc acc) { return acc; }
     template <int ROWS>
-    static PW_INLINE void add(const Code* x, int64_t stride, const float* words, Acc (*acc)[PANEL_VECTORS]) {
+    static PW_INLINE void add(const Code* x, int64_t stride, const Words& words, Acc (*acc)[PANEL_VECTORS]) {
         for (int byte = 0; byte < CODES_PER_WORD; ++byte) {
-            F32 w[PANEL_VECTORS];
-            for (int v = 0; v < PANEL_VECTORS; ++v) w[v] = signed_byte(load(words + v * LANES), byte);
+            Words w;
+            for (int v = 0; v < PANEL_VECTORS; ++v) w[v] = signed_byte(words[v], byte);
             for (int r = 0; r < ROWS; ++r) {
                 const F32 factor = set1(x[r * stride + byte]);
                 for (int v = 0; v < PANEL_VECTORS; ++v) acc[r][v] = fma(factor, w[v], acc[r][v]);
@@ -72,66 +74,79 @@ struct CodeWords {
 
 #endif
 
-// Activations as codes: row r, group g at codes + r * stride + g * CODE_GROUP, with its scale and what its sums start at.
+// Activations as codes: row r, group g at codes + r * stride + g * size, with its scale, what its sums start at, and the
+// sum of what the codes stand for.
 struct Codes {
     const CodeWords::Code* codes;
     const float* scales;    // [groups][rows]
     const int32_t* starts;  // [groups][rows]
-    int64_t stride, groups, rows;
+    const float* sums;      // [groups][rows]
+    int64_t size, stride, groups, rows;
 
     // `count` groups from `group` on, of the rows from `row` on.
     Codes part(int64_t row, int64_t group, int64_t count) const {
         const int64_t at = group * rows + row;
-        return {codes + row * stride + group * CODE_GROUP, scales + at, starts + at, stride, count, rows};
+        return {codes + row * stride + group * size, scales + at, starts + at, sums + at, size, stride, count, rows};
     }
 };
 
-// c[row][column] (stride PANEL) += the product of the codes of one panel, with the scales of the activations.
-// Inlined into its callers, GCC 12 keeps accumulators of few rows in memory.
-template <int ROWS, bool IS_FAR>
-__attribute__((noinline)) void code_tile(const Codes& x, const float* words, float* c, Ahead ahead) {
-    const int64_t groups = x.groups, stride = x.stride, lines = ahead.lines / groups + 1;
-    const CodeWords::Code* codes = x.codes;
-    const float* scales = x.scales;
-    const int32_t* starts = x.starts;
-    for (int64_t g = 0; g < groups; ++g, scales += x.rows, starts += x.rows) {
-        CodeWords::Acc acc[ROWS][PANEL_VECTORS];
-        for (int r = 0; r < ROWS; ++r)
-            for (int v = 0; v < PANEL_VECTORS; ++v) acc[r][v] = CodeWords::start(starts[r]);
-        if (IS_FAR)
-            for (int64_t i = 0; i < lines; ++i, ahead.at += LINE) __builtin_prefetch(ahead.at, 0, 2);
-        const float* const end = words + WORDS_PER_GROUP * PANEL;
-        // From a pointer's distance to `words`: the next group, or what leads into the next panel.
-        const int64_t near = g + 1 < groups ? NEAR : ahead.at - words;
-        do {
-            if (!IS_FAR)
-                for (int v = 0; v < PANEL_VECTORS; ++v) __builtin_prefetch(words + near + v * LANES, 0, 3);
-            for (int i = 0; i < UNROLLED; ++i, words += PANEL, codes += CODES_PER_WORD)
-                CodeWords::add<ROWS>(codes, stride, words, acc);
-        } while (words < end);
-        asm volatile("" : : : "memory");  // GCC would move c, and with it most accumulators, to the stack
-        for (int r = 0; r < ROWS; ++r) {
-            const F32 scale = set1(scales[r]);
-            for (int v = 0; v < PANEL_VECTORS; ++v) {
-                float* to = c + r * PANEL + v * LANES;
-                store(to, fma(CodeWords::value(acc[r][v]), scale, load(to)));
+// Rows of activations as codes in groups of SIZE, in memory of the calling thread that is good until its next call.
+// k: of the weight, a multiple of CODE_GROUP. offset: what the weight's codes are stored plus.
+template <int64_t SIZE>
+Codes encode(const LinearInput& x, int64_t k, int32_t offset);
+
+// Weights with one scale per output feature: 64 numbers of a column are 16 words, which meet one group of activations.
+struct ChannelCodes {
+    static constexpr int64_t WORDS_PER_64 = WORDS_PER_GROUP, GROUP = CODE_GROUP;
+    static constexpr int32_t OFFSET = CodeWords::OFFSET;
+
+    // c[row][column] (stride PANEL) += the product of the codes of one panel, with the scales of the activations.
+    // Inlined into its callers, GCC 12 keeps accumulators of few rows in memory.
+    template <int ROWS, bool IS_FAR>
+    static __attribute__((noinline)) void tile(const Codes& x, const float* words, float* c, Ahead ahead) {
+        const int64_t groups = x.groups, stride = x.stride, lines = ahead.lines / groups + 1;
+        const CodeWords::Code* codes = x.codes;
+        const float* scales = x.scales;
+        const int32_t* starts = x.starts;
+        for (int64_t g = 0; g < groups; ++g, scales += x.rows, starts += x.rows) {
+            CodeWords::Acc acc[ROWS][PANEL_VECTORS];
+            for (int r = 0; r < ROWS; ++r)
+                for (int v = 0; v < PANEL_VECTORS; ++v) acc[r][v] = CodeWords::start(starts[r]);
+            if (IS_FAR)
+                for (int64_t i = 0; i < lines; ++i, ahead.at += LINE) __builtin_prefetch(ahead.at, 0, 2);
+            const float* const end = words + WORDS_PER_GROUP * PANEL;
+            // From a pointer's distance to `words`: the next group, or what leads into the next panel.
+            const int64_t near = g + 1 < groups ? NEAR : ahead.at - words;
+            do {
+                if (!IS_FAR)
+                    for (int v = 0; v < PANEL_VECTORS; ++v) __builtin_prefetch(words + near + v * LANES, 0, 3);
+                for (int i = 0; i < UNROLLED; ++i, words += PANEL, codes += CODES_PER_WORD) {
+                    Words w;
+                    for (int v = 0; v < PANEL_VECTORS; ++v) w[v] = load(words + v * LANES);
+                    CodeWords::add<ROWS>(codes, stride, w, acc);
+                }
+            } while (words < end);
+            asm volatile("" : : : "memory");  // GCC would move c, and with it most accumulators, to the stack
+            for (int r = 0; r < ROWS; ++r) {
+                const F32 scale = set1(scales[r]);
+                for (int v = 0; v < PANEL_VECTORS; ++v) {
+                    float* to = c + r * PANEL + v * LANES;
+                    store(to, fma(CodeWords::value(acc[r][v]), scale, load(to)));
+                }
             }
         }
     }
-}
+};
 
-// Rows of activations as codes, in memory of the calling thread that is good until its next call. k: of the weight, a
-// multiple of CODE_GROUP.
-Codes encode(const LinearInput& x, int64_t k);
-
-template <int ROWS = TILE_ROWS>
+// `Form::tile` for a number of rows known at run time, 1 to TILE_ROWS.
+template <class Form, int ROWS = TILE_ROWS>
 void code_tile_of(int rows, const Codes& x, const float* words, float* c, Ahead ahead) {
     if (rows == ROWS && ahead.is_far())
-        code_tile<ROWS, true>(x, words, c, ahead);
+        Form::template tile<ROWS, true>(x, words, c, ahead);
     else if (rows == ROWS)
-        code_tile<ROWS, false>(x, words, c, ahead);
+        Form::template tile<ROWS, false>(x, words, c, ahead);
     else if constexpr (ROWS > 1)
-        code_tile_of<ROWS - 1>(rows, x, words, c, ahead);
+        code_tile_of<Form, ROWS - 1>(rows, x, words, c, ahead);
 }
 
 }  // namespace pw::gemm

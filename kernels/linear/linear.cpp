@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kernels/gated/gated.h"
-#include "kernels/linear/int8.h"
+#include "kernels/linear/blocks.h"
 #include "kernels/linear/tile.h"
 #include "kernels/native/parallel.h"
 
@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t ROW_BLOCK = 96;  // rows of a chunk: their activations stay in the second-level cache
 constexpr int64_t K_BLOCK = 1024;  // of k: what a panel holds of it stays there, too
 constexpr int64_t ROWS_AHEAD = TILE_ROWS;  // of results, whose lines are asked for before they are written
-constexpr int64_t GROUPS_AT_ONCE = 10;  // of int8: a panel of them stays in the first-level cache
+constexpr int64_t GROUPS_AT_ONCE = 10;  // of 64 codes: a panel of them stays in the first-level cache
 constexpr int64_t CHUNKS_PER_THREAD = 32;
 // Chunks of few rows are long runs of memory, which are read without a pause, but take no longer than about 25 µs: the
 // others wait so long for a thread that comes late.
@@ -56,14 +56,18 @@ void multiply(const typename Words::Input* x, int64_t stride, const Chunk& chunk
     }
 }
 
-// The same for int8.
+// The same for codes.
+template <class Form>
 void multiply_codes(const Codes& x, const Chunk& chunk, const float* words, const float* next, float* c) {
-    const int64_t blocks = chunk.rows <= TILE_ROWS ? 1 : (x.groups + GROUPS_AT_ONCE - 1) / GROUPS_AT_ONCE;
-    const int64_t block = (x.groups + blocks - 1) / blocks;
-    for (int64_t group = 0; group < x.groups; group += block) {
-        const int64_t count = std::min(block, x.groups - group), at = group * WORDS_PER_GROUP * PANEL;
-        for_tiles(chunk, next + at, count * CODE_GROUP * PANEL, [&](int rows, int64_t row, Ahead ahead) {
-            code_tile_of(rows, x.part(chunk.row + row, group, count), words + at, c + row * PANEL, ahead);
+    constexpr int64_t GROUPS_PER_64 = 64 / Form::GROUP;
+    const int64_t all = x.groups / GROUPS_PER_64;
+    const int64_t blocks = chunk.rows <= TILE_ROWS ? 1 : (all + GROUPS_AT_ONCE - 1) / GROUPS_AT_ONCE;
+    const int64_t block = (all + blocks - 1) / blocks;
+    for (int64_t group = 0; group < all; group += block) {
+        const int64_t count = std::min(block, all - group), at = group * Form::WORDS_PER_64 * PANEL;
+        for_tiles(chunk, next + at, count * Form::WORDS_PER_64 * PANEL * 4, [&](int rows, int64_t row, Ahead ahead) {
+            const Codes part = x.part(chunk.row + row, group * GROUPS_PER_64, count * GROUPS_PER_64);
+            code_tile_of<Form>(rows, part, words + at, c + row * PANEL, ahead);
         });
     }
 }
@@ -215,36 +219,41 @@ void run_chunk(const PackedWeight& weight, const Chunk& chunk, const Multiply& m
 }
 
 template <class Words, class Finish>
-void run_words(const PackedWeight& weight, const LinearInput& x, const Chunk& chunk, const Finish& finish) {
-    const auto* rows = static_cast<const typename Words::Input*>(x.data) + chunk.row * x.stride;
-    const auto multiply_panel = [&](const float* words, const float* next, float* c) {
-        multiply<Words>(rows, x.stride, chunk, words, next, weight.in_features, c);
-    };
-    run_chunk(weight, chunk, multiply_panel, finish);
+void run_words(const PackedWeight& weight, const LinearInput& x, const Cut& cut, const Finish& finish) {
+    parallel(cut.chunks(), [&](int index) {
+        const Chunk chunk = cut.chunk(index);
+        const auto* rows = static_cast<const typename Words::Input*>(x.data) + chunk.row * x.stride;
+        const auto multiply_panel = [&](const float* words, const float* next, float* c) {
+            multiply<Words>(rows, x.stride, chunk, words, next, weight.in_features, c);
+        };
+        run_chunk(weight, chunk, multiply_panel, finish);
+    });
 }
 
-template <class Finish>
-void run_codes(const PackedWeight& weight, const Codes& codes, const Chunk& chunk, const Finish& finish) {
-    const auto multiply_panel = [&](const float* words, const float* next, float* c) {
-        multiply_codes(codes, chunk, words, next, c);
-    };
-    run_chunk(weight, chunk, multiply_panel, finish);
+template <class Form, class Finish>
+void run_codes(const PackedWeight& weight, const LinearInput& x, const Cut& cut, const Finish& finish) {
+    const Codes codes = encode<Form::GROUP>(x, weight.in_features, Form::OFFSET);
+    parallel(cut.chunks(), [&](int index) {
+        const Chunk chunk = cut.chunk(index);
+        const auto multiply_panel = [&](const float* words, const float* next, float* c) {
+            multiply_codes<Form>(codes, chunk, words, next, c);
+        };
+        run_chunk(weight, chunk, multiply_panel, finish);
+    });
 }
 
 template <class Finish>
 void run(const PackedWeight& weight, const LinearInput& x, const Cut& cut, const Finish& finish) {
-    const Codes codes = weight.kind == INT8 ? encode(x, weight.in_features) : Codes{};
-    parallel(cut.chunks(), [&](int index) {
-        const Chunk chunk = cut.chunk(index);
-        if (weight.kind == INT8)
-            run_codes(weight, codes, chunk, finish);
-        else if (weight.kind == FLOAT32)
-            run_words<Float32Words>(weight, x, chunk, finish);
-        else if (HAS_PAIR_PRODUCTS && x.is_bf16)
-            run_words<PairWords>(weight, x, chunk, finish);
-        else
-            run_words<WidenedWords>(weight, x, chunk, finish);
-    });
+    switch (weight.kind) {
+        case FLOAT32: return run_words<Float32Words>(weight, x, cut, finish);
+        case BFLOAT16:
+            if (HAS_PAIR_PRODUCTS && x.is_bf16) return run_words<PairWords>(weight, x, cut, finish);
+            return run_words<WidenedWords>(weight, x, cut, finish);
+        case INT8: return run_codes<ChannelCodes>(weight, x, cut, finish);
+        case Q8_0: return run_codes<BlockQ8_0>(weight, x, cut, finish);
+        case Q4_0: return run_codes<BlockQ4_0>(weight, x, cut, finish);
+        case Q4_1: return run_codes<BlockQ4_1>(weight, x, cut, finish);
+    }
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 """Products with a packed weight by the C++ kernels: linear.cpp computes, weight.h describes the packed form.
 
 A weight in float32 whose numbers are all bfloat16 is packed as bfloat16: half the memory to read and the same results
-bit for bit, since it is widened before it is multiplied.
+bit for bit, since it is widened before it is multiplied. A weight in blocks keeps its codes, scales and minima.
 """
 
 import ctypes
@@ -14,6 +14,7 @@ import torch
 
 from kernels.checks import require
 from kernels.gated.native import Gate
+from kernels.linear.blocks import BLOCK, BlockWeight
 from kernels.linear.reference import CODE_GROUP, quantize_weight
 from kernels.native.library import Float, Int, Library, Pointer
 from kernels.native.memory import allocate
@@ -25,6 +26,9 @@ class Kind(IntEnum):
     F32 = 0
     BF16 = 1
     INT8 = 2
+    Q8_0 = 3
+    Q4_0 = 4
+    Q4_1 = 5
 
 
 class PackedWeight(ctypes.Structure):
@@ -74,7 +78,7 @@ class NativeLinear:
     def __init__(
         self,
         library: Library,
-        weight: torch.Tensor,
+        weight: torch.Tensor | BlockWeight,
         bias: torch.Tensor | None = None,
         *,
         activation: Gate | None = None,
@@ -91,7 +95,7 @@ class NativeLinear:
         self._argmax = library.function("pw_linear_argmax", Pointer, Pointer, Float, Pointer)
         self.kind = Kind(self.packed.weight.kind)
         self.name = f"{library.level.name}-{self.kind.name.lower()}"
-        self._reads_bf16 = self.kind is Kind.INT8 or (self.kind is Kind.BF16 and library.takes_bfloat16)
+        self._reads_bf16 = self.kind >= Kind.INT8 or (self.kind is Kind.BF16 and library.takes_bfloat16)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         given = self.readable(x)
@@ -160,27 +164,61 @@ def _input(x: torch.Tensor) -> _Input:
     return _Input(x.data_ptr(), x.shape[0], x.stride(0), x.dtype == torch.bfloat16)
 
 
-def pack(library: Library, weight: torch.Tensor, *, is_gated: bool = False, is_int8: bool = False) -> Packed:
+def pack(
+    library: Library, weight: torch.Tensor | BlockWeight, *, is_gated: bool = False, is_int8: bool = False
+) -> Packed:
     """Pack `weight` [out_features, in_features] for the panels of `library`.
 
     Args:
         is_gated: the first half of the outputs is the gate of the second half.
         is_int8: round to int8.
     """
-    kind, scales, stored = Kind.INT8, None, weight
-    if is_int8:
+    panel, parts = int(library.function("pw_linear_panel", result=Int)()), 2 if is_gated else 1
+    # Modulo 256 this adds 128 to codes where the level multiplies unsigned bytes.
+    offset = int(library.function("pw_linear_code_offset", result=Int)()) and -128
+    kind, scales = Kind.INT8, None
+    if isinstance(weight, BlockWeight):
+        kind = Kind[weight.form]
+        panels, in_features = _block_panels(weight, panel, offset, parts)
+    elif is_int8:
         scales, stored = quantize_weight(weight)
+        panels, in_features = _to_panels(stored, panel, CODE_GROUP, parts=parts)
+        panels.add_(offset)
     else:
         stored = _in_smallest_form(weight)
         kind = Kind.BF16 if stored.dtype == torch.bfloat16 else Kind.F32
-    multiple = CODE_GROUP if is_int8 else 4 // stored.itemsize
-    panel = int(library.function("pw_linear_panel", result=Int)())
-    panels, in_features = _to_panels(stored, panel, multiple, parts=2 if is_gated else 1)
-    if is_int8:
-        # Modulo 256 this adds 128 to codes where the level multiplies unsigned bytes.
-        panels.add_(int(library.function("pw_linear_code_offset", result=Int)()) and -128)
+        panels, in_features = _to_panels(stored, panel, 4 // stored.itemsize, parts=parts)
     pointers = panels.data_ptr(), None if scales is None else scales.data_ptr()
-    return Packed(PackedWeight(*pointers, len(weight), in_features, kind, is_gated), panels, scales)
+    return Packed(PackedWeight(*pointers, weight.shape[0], in_features, kind, is_gated), panels, scales)
+
+
+def _block_panels(weight: BlockWeight, panel: int, offset: int, parts: int) -> tuple[torch.Tensor, int]:
+    """Panels as blocks.h lays them out, and the number of inputs rounded up to two blocks."""
+    columns, in_features = weight.shape[0] // parts, _round_up(weight.shape[1], 2 * BLOCK)
+    rows, pairs = _round_up(columns, panel), in_features // (2 * BLOCK)
+    missing = rows - columns, in_features - weight.shape[1]
+    codes, factors = (tensor.unflatten(0, (parts, columns)) for tensor in (weight.codes, weight.factors))
+    codes = torch.nn.functional.pad(codes, (0, missing[1], 0, missing[0]))
+    factors = torch.nn.functional.pad(factors, (0, 0, 0, missing[1] // BLOCK, 0, missing[0]))
+    num_factors = weight.form.num_factors
+    words = _nibble_words(codes) if weight.form.is_nibbles else (codes + offset).view(torch.int32)
+    words = words.view(parts, rows // panel, panel, pairs, -1)
+    num_words = words.shape[-1]
+    memory = allocate(4 * parts * rows * pairs * (num_factors + num_words))
+    # [panels, parts, pairs, factors and words of a pair's columns]
+    whole = memory.view(torch.int32).view(rows // panel, parts, pairs, (num_factors + num_words) * panel)
+    front, behind = whole.split((num_factors * panel, num_words * panel), -1)
+    front.view(torch.float16).unflatten(-1, (num_factors, 2, panel)).copy_(
+        factors.view(parts, rows // panel, panel, pairs, 2, num_factors).permute(1, 0, 3, 5, 4, 2)
+    )
+    behind.unflatten(-1, (num_words, panel)).copy_(words.permute(1, 0, 3, 4, 2))
+    return whole, in_features
+
+
+def _nibble_words(codes: torch.Tensor) -> torch.Tensor:
+    """[…, n] codes of four bits as [… , n / 8] int32: the first four of eight lie in the lower halves of its bytes."""
+    eights = codes.unflatten(-1, (-1, 2, 4))
+    return (eights[..., 0, :] | eights[..., 1, :] << 4).contiguous().view(torch.int32).flatten(-2)
 
 
 def _to_panels(stored: torch.Tensor, panel: int, multiple: int, *, parts: int) -> tuple[torch.Tensor, int]:

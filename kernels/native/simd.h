@@ -2,7 +2,8 @@
 //
 //   F32            LANES floats; + - * / work on it
 //   zero() set1(x)
-//   load(p)        from float, bf16 or int8_t, unaligned; load(p, n) reads n < LANES elements and gives 0 for the rest
+//   load(p)        from float, bf16 or int8_t, unaligned; load(p, n) reads n < LANES elements and gives 0 for the rest;
+//                  from f16 whole vectors only
 //   store(p, v)    to float or bf16 (round to nearest even, NaN stays NaN); store(p, v, n) writes n < LANES elements
 //   store_i8(p, v) rounds to nearest even and saturates; v must be finite
 //   fma(a, b, c)   a * b + c, one rounding;  min, max;  sqrt is scalar
@@ -24,6 +25,11 @@ namespace pw {
 
 // bfloat16: the upper half of a float32.
 struct bf16 {
+    uint16_t bits;
+};
+
+// IEEE half precision.
+struct f16 {
     uint16_t bits;
 };
 

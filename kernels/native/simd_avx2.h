@@ -51,6 +51,7 @@ PW_INLINE __m128i part(const T* p, int n) {
 PW_INLINE F32 load(const float* p) { return _mm256_loadu_ps(p); }
 PW_INLINE F32 load(const bf16* p) { return widen16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 PW_INLINE F32 load(const int8_t* p) { return widen8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))); }
+PW_INLINE F32 load(const f16* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 PW_INLINE F32 load(const float* p, int n) { return _mm256_maskload_ps(p, first_lanes(n)); }
 PW_INLINE F32 load(const bf16* p, int n) { return widen16(part(p, n)); }
 PW_INLINE F32 load(const int8_t* p, int n) { return widen8(part(p, n)); }

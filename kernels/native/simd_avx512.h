@@ -36,6 +36,7 @@ PW_INLINE F32 widen8(__m128i codes) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_e
 PW_INLINE F32 load(const float* p) { return _mm512_loadu_ps(p); }
 PW_INLINE F32 load(const bf16* p) { return widen16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 PW_INLINE F32 load(const int8_t* p) { return widen8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+PW_INLINE F32 load(const f16* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 PW_INLINE F32 load(const float* p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
 PW_INLINE F32 load(const bf16* p, int n) { return widen16(_mm256_maskz_loadu_epi16(first_lanes(n), p)); }
 PW_INLINE F32 load(const int8_t* p, int n) { return widen8(_mm_maskz_loadu_epi8(first_lanes(n), p)); }

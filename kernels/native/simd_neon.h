@@ -38,6 +38,7 @@ PW_INLINE void copy_part(T* room, const T* p, int n) {
 
 PW_INLINE F32 load(const float* p) { return vld1q_f32(p); }
 PW_INLINE F32 load(const bf16* p) { return widen16(vld1_u16(&p->bits)); }
+PW_INLINE F32 load(const f16* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits))); }
 PW_INLINE F32 load(const int8_t* p) {
     int8_t room[8] = {};
     copy_part(room, p, 4);

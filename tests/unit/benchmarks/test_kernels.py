@@ -11,6 +11,7 @@ from benchmarks.kernels import cases, timing
 from benchmarks.kernels.timing import Case, Limit, Timed
 from benchmarks.machine import ModelSize
 from kernels.linear.api import pack_linear
+from kernels.linear.blocks import BlockForm
 from kernels.linear.reference import ReferenceLinear
 from services.gpu_worker.models.config import DecoderConfig
 from services.gpu_worker.models.families import parse_config
@@ -66,6 +67,15 @@ def test_products_count_every_weight_of_the_model_once(config: DecoderConfig) ->
     quantized, _ = cases.products(config, "int8", partial(pack_linear, is_int8=True), (1, 64))
     assert quantized.amount == total
     few.run()
+
+
+def test_blocks_count_their_scales_and_have_no_bar_at_many_rows(config: DecoderConfig) -> None:
+    size = ModelSize(2 * (32 * 8 * (2 * 4 + 2 * 2) + 3 * 32 * 64), 32 * 96)
+    for form, num_bytes in ((BlockForm.Q8_0, 34), (BlockForm.Q4_0, 18), (BlockForm.Q4_1, 20)):
+        few, many = cases.products(config, form.lower(), partial(cases.pack_blocks, form=form), (4, 32))
+        assert few.amount == (size.num_body + size.num_head) * num_bytes / 32
+        assert (few.limit, few.bar, many.limit, many.bar) == (Limit.READ, cases.READ_BAR, Limit.INT8, None)
+        few.run()
 
 
 def test_what_is_not_compiled_is_not_measured(config: DecoderConfig) -> None:
