@@ -1,8 +1,9 @@
 """From the name that a user gives to the folder that processes read. Imports no torch and touches no network.
 
-A name is, in this order: the default model, a folder with `config.json` and safetensors, a `.gguf` file, or a hub name
-`org/model`. The last two and the default have a finished folder in the cache once `pagewire pull` made it; a folder in
-the cache is complete, because it is renamed into place only when every file in it is written.
+A name is, in this order: the default model, a folder with `config.json` and safetensors, a `.gguf` file or a folder
+with one but no `config.json`, or a hub name `org/model`. All but the second have a finished folder in the cache once
+`pagewire pull` made it; a folder in the cache is complete, because it is renamed into place only when every file in it
+is written.
 """
 
 import hashlib
@@ -42,6 +43,8 @@ class ResolvedModel:
     """`target` if it is there, else None: pull first."""
     served_name: str
     """What clients call it unless they are told otherwise."""
+    gguf: Path | None = None
+    """The file that the folder is made from, if the source is GGUF."""
 
     def require_folder(self) -> Path:
         """The folder.
@@ -69,7 +72,7 @@ def resolve(name: str, home: Path) -> ResolvedModel:
         return _cached(DEFAULT_MODEL, ModelSource.DEFAULT, models_folder(home) / DEFAULT_MODEL, DEFAULT_MODEL)
     path = Path(name).expanduser()
     if path.is_dir():
-        return _local_folder(name, path)
+        return _local_folder(name, path, home)
     if path.suffix.lower() == ".gguf":
         return _gguf(name, path, home)
     if _HUB_NAME.fullmatch(name):
@@ -98,7 +101,20 @@ def _shards(index: Path) -> list[str]:
         raise ConfigError(f"{index}: no index of weights ({error})") from error
 
 
-def _local_folder(name: str, path: Path) -> ResolvedModel:
+def is_complete(model: ResolvedModel, *, with_gguf: bool) -> bool:
+    """Whether there is nothing to pull; `with_gguf`: not even the GGUF file."""
+    return model.folder is not None and (not with_gguf or bool(gguf_files(model.folder)))
+
+
+def gguf_files(folder: Path) -> list[Path]:
+    """The GGUF files in a folder, sorted."""
+    return sorted(path for path in folder.glob("*.gguf") if path.is_file())
+
+
+def _local_folder(name: str, path: Path, home: Path) -> ResolvedModel:
+    found = gguf_files(path)
+    if len(found) == 1 and not (path / "config.json").is_file():
+        return _gguf(name, found[0], home)
     missing = missing_files(path)
     if missing:
         raise ConfigError(f"model folder {path}: {', '.join(missing)} missing")
@@ -110,7 +126,7 @@ def _gguf(name: str, path: Path, home: Path) -> ResolvedModel:
     if not path.is_file():
         raise ConfigError(f"model {name!r}: no such file")
     target = models_folder(home) / "gguf" / f"{path.stem}-{_file_key(path)}"
-    return _cached(name, ModelSource.GGUF, target, path.stem)
+    return _cached(name, ModelSource.GGUF, target, path.stem, path.resolve())
 
 
 def _file_key(path: Path) -> str:
@@ -119,6 +135,6 @@ def _file_key(path: Path) -> str:
     return hashlib.sha256(f"{path.name}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()).hexdigest()[:16]
 
 
-def _cached(name: str, source: ModelSource, target: Path, served_name: str) -> ResolvedModel:
+def _cached(name: str, source: ModelSource, target: Path, served_name: str, gguf: Path | None = None) -> ResolvedModel:
     complete = target.is_dir() and not missing_files(target)
-    return ResolvedModel(name, source, target, target if complete else None, served_name)
+    return ResolvedModel(name, source, target, target if complete else None, served_name, gguf)

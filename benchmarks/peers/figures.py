@@ -12,6 +12,7 @@ Runs = Mapping[str, Mapping[int, Sequence[Report]]]
 
 BF16 = "pagewire bf16"
 INT8 = "pagewire int8"
+Q4_0 = "pagewire Q4_0"
 VLLM = "vllm bf16"
 LLAMA = "llama BF16"
 LLAMA_TYPES = (LLAMA, "llama Q8_0", "llama Q4_0")
@@ -58,6 +59,7 @@ GOALS = (
     Goal(BF16, 1.3, (VLLM, LLAMA), 32, compares_itl=True),
     Goal(BF16, 1.2, (VLLM, LLAMA), 64, compares_itl=True),
     Goal(INT8, 1.6, LLAMA_TYPES, 1),
+    Goal(Q4_0, 1.6, LLAMA_TYPES, 1),
     Goal(INT8, 1.7, (VLLM,), 64),
 )
 

@@ -63,6 +63,7 @@ def contenders(peers: Path, home: Path, model: Path) -> list[Contender]:
     return [
         Contender("pagewire bf16", 16, False, lambda: pagewire(home)),
         Contender("pagewire int8", 8, True, lambda: pagewire(home, quantization="int8")),
+        Contender("pagewire Q4_0", 4.5, True, lambda: pagewire_gguf(peers, home, "Q4_0")),
         Contender("vllm bf16", 16, False, lambda: vllm(peers, model)),
         Contender("llama BF16", 16, False, lambda: llama(peers, "BF16")),
         Contender("llama Q8_0", 8.5, True, lambda: llama(peers, "Q8_0")),
@@ -81,6 +82,22 @@ def pagewire(home: Path, **options: str) -> Iterator[Served]:
         raise NotThere(f"pagewire has no option --{sorted(unknown)[0]} yet")
     with tempfile.TemporaryDirectory() as folder, running_stack(Path(folder), free_port(), home, **options) as stack:
         yield Served(stack.url, stack.model)
+
+
+def pagewire_gguf(peers: Path, home: Path, kind: str) -> AbstractContextManager[Served]:
+    """The same over the file that llama-server is given, in its blocks."""
+    return pagewire(home, quantization="gguf", model=str(gguf_of(peers, kind)))
+
+
+def gguf_of(peers: Path, kind: str) -> Path:
+    """The default model in one type of GGUF.
+
+    Raises:
+        NotThere: setup.sh did not make it.
+    """
+    path = peers / "gguf" / f"{kind}.gguf"
+    require(path, "llama")
+    return path
 
 
 def vllm(peers: Path, model: Path) -> AbstractContextManager[Served]:
@@ -102,9 +119,9 @@ def vllm(peers: Path, model: Path) -> AbstractContextManager[Served]:
 
 def llama(peers: Path, kind: str) -> AbstractContextManager[Served]:
     """llama-server with one slot for each stream."""
-    server, weights = peers / "llama" / "bin" / "llama-server", peers / "gguf" / f"{kind}.gguf"
+    server = peers / "llama" / "bin" / "llama-server"
     require(server, "llama")
-    require(weights, "llama")
+    weights = gguf_of(peers, kind)
     command = [str(server), "--model", str(weights), "--alias", MODEL, "--threads", str(len(os.sched_getaffinity(0)))]
     command += ["--ctx-size", str(LLAMA_SLOTS * 512), "--parallel", str(LLAMA_SLOTS), "--ubatch-size", "512"]
     return child(command, {})

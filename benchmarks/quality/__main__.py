@@ -1,6 +1,6 @@
 """What quantized weights or KV cost: perplexity and divergence against exact ones; exit code 1 if a bar is missed.
 
-    make bench-quality    or    python -m benchmarks.quality [--quantization int8] [--kv-cache-dtype int8]
+    make bench-quality    or    python -m benchmarks.quality [--quantization int8|gguf] [--kv-cache-dtype int8]
                                                              [--dtype bfloat16] [--model FOLDER]
 
 The text is text.txt, chapters 6 and 7 of "Pride and Prejudice" (Jane Austen, 1813; public domain), 5,627 tokens of the
@@ -58,7 +58,7 @@ def measure(report: Report, folder: Path, options: argparse.Namespace) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quantization", default="int8", choices=["none", "int8"])
+    parser.add_argument("--quantization", default="int8", choices=["none", "int8", "gguf"])
     parser.add_argument("--kv-cache-dtype", default="auto", choices=["auto", "int8"])
     parser.add_argument("--dtype", default="bfloat16", help="of the exact weights")
     parser.add_argument("--model", type=Path, default=None, metavar="FOLDER", help="the default model if absent")

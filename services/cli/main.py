@@ -163,6 +163,9 @@ def pull(
         str | None, typer.Argument(help=".gguf file or hub name.", show_default="smollm2-135m-instruct")
     ] = None,
     home: Home = None,
+    gguf: Annotated[
+        bool, typer.Option("--gguf", help="Also its GGUF file, for --quantization gguf, if an older pull kept none.")
+    ] = False,
 ) -> None:
     """Fetch a model into the model cache and convert it, once; prints its folder."""
     settings = load_settings({"model": model, "home": home})
@@ -174,7 +177,7 @@ def pull(
 
     try:
         with SignalInbox() as inbox, open_screen() as screen:
-            found = ensure_model(settings.model, settings.home, os.environ, inbox, screen)
+            found = ensure_model(settings.model, settings.home, os.environ, inbox, screen, with_gguf=gguf)
     except StopRequested as error:
         raise typer.Exit(130) from error
     print(found.folder)

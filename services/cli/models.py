@@ -12,30 +12,45 @@ from services.cli.screen import Screen
 from services.cli.signals import SignalInbox, StopRequested
 from services.cli.supervisor import kill_group, start_on_leash
 from shared.errors import ConfigError
-from shared.model_store import ResolvedModel, resolve
+from shared.model_store import ResolvedModel, is_complete, resolve
 
 _VERBS = {"wait": "waiting for another pull of", "download": "downloading", "convert": "converting"}
 
 
 def ensure_model(
-    name: str, home: Path, environment: Mapping[str, str], inbox: SignalInbox, screen: Screen
+    name: str,
+    home: Path,
+    environment: Mapping[str, str],
+    inbox: SignalInbox,
+    screen: Screen,
+    *,
+    with_gguf: bool = False,
 ) -> ResolvedModel:
-    """The model with its folder, after pulling it if need be.
+    """The model with its folder, after pulling it if need be; `with_gguf`: and with its GGUF file in there.
 
     Raises:
-        ConfigError: there is no such model, or it cannot be fetched.
+        ConfigError: there is no such model, or it cannot be fetched, or has no GGUF file.
         StopRequested: a stop signal came meanwhile; the pull was ended.
     """
     model = resolve(name, home)
-    if model.folder is not None:
+    if is_complete(model, with_gguf=with_gguf):
         return model
-    pull(name, home, environment, inbox, screen)
+    pull(name, home, environment, inbox, screen, with_gguf=with_gguf)
     return resolve(name, home)
 
 
-def pull(name: str, home: Path, environment: Mapping[str, str], inbox: SignalInbox, screen: Screen) -> None:
+def pull(
+    name: str,
+    home: Path,
+    environment: Mapping[str, str],
+    inbox: SignalInbox,
+    screen: Screen,
+    *,
+    with_gguf: bool = False,
+) -> None:
     """Run one pull to its end, showing its progress."""
-    command = (sys.executable, "-m", "services.gpu_worker.weights", "pull", name, "--home", str(home.expanduser()))
+    plain = (sys.executable, "-m", "services.gpu_worker.weights", "pull", name, "--home", str(home.expanduser()))
+    command = (*plain, "--gguf") if with_gguf else plain
     process = start_on_leash(command, environment, output=subprocess.PIPE, error=subprocess.PIPE)
     assert process.stdout is not None and process.stderr is not None
     errors: list[str] = []

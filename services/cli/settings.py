@@ -105,9 +105,10 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = option(
         None, "float32, bfloat16, float16, or auto: as the hardware computes best.", shown="auto", forward=True
     )
-    quantization: Literal["none", "int8"] | None = option(
+    quantization: Literal["none", "int8", "gguf"] | None = option(
         None,
-        "Weights on a CPU: none, or int8 (half the memory to read, text changes).",
+        "Weights on a CPU: none, int8 (half the memory to read, text changes), or gguf (the blocks of the model's GGUF "
+        "file as they are).",
         shown="none",
         forward=True,
     )

@@ -171,7 +171,14 @@ class Stack:
             settings = self._settings
             if settings.verbose:
                 self._closing.callback(LogFollower(self._state_dir.logs, sys.stderr).start().stop)
-            model = ensure_model(settings.model, settings.home, self._environ, self._inbox, screen)
+            model = ensure_model(
+                settings.model,
+                settings.home,
+                self._environ,
+                self._inbox,
+                screen,
+                with_gguf=settings.quantization == "gguf",
+            )
             redis_url = self._start_redis(screen)
             self._deaths = DeathReporter(redis_url, self._keys).start()
             self._closing.callback(self._deaths.stop)

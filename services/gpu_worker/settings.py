@@ -25,8 +25,9 @@ class Settings(BaseSettings):
     home: Path = DEFAULT_HOME
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto`: bfloat16 on CUDA and on CPUs that compute in it, else float32."""
-    quantization: Literal["none", "int8"] = "none"
-    """`int8`: weights with a scale per output feature, activations with one per token and 64 features. CPUs only."""
+    quantization: Literal["none", "int8", "gguf"] = "none"
+    """`int8`: weights with a scale per output feature, activations with one per token and 64 features. `gguf`: weights
+    as the model's GGUF file holds them, in blocks; activations with a scale per token and block. CPUs only."""
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
 
     block_size: int = Field(16, ge=1, le=1024)

@@ -12,7 +12,15 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
+from services.gpu_worker.cache.kv_cache import KVCache, cache_dtype
+from services.gpu_worker.engine import Engine, EngineConfig
+from services.gpu_worker.models.loading import load_model
+from services.gpu_worker.models.model import Model
+from shared.model_store import resolve
+from shared.sampling import SamplingParams
 from tests.fakes.byte_model import EOS, VOCAB_SIZE, write_byte_model
+from tests.fakes.engine_driver import EngineDriver
+from tests.fakes.tiny_gguf import write_gguf
 from tests.fakes.tiny_llama import generate
 from tests.fakes.tiny_models import FALLBACK, NATIVE, Tiny, write_tiny
 from tests.harness.fixtures import StartStack
@@ -20,7 +28,8 @@ from tests.harness.fixtures import StartStack
 pytestmark = [pytest.mark.model]
 
 NUM_TOKENS = 40
-PROMPTS = ["One two three.", "A prompt that is longer than the window of the layers that have one.", "x"]
+PROMPT = "One two three."
+PROMPTS = [PROMPT, "A prompt that is longer than the window of the layers that have one.", "x"]
 
 
 def write_folder(folder: Path, tiny: Tiny) -> PreTrainedModel:
@@ -55,6 +64,30 @@ def test_completions_and_chat_equal_transformers(tiny: Tiny, tmp_path: Path, sta
         assert (answer["choices"][0]["text"], answer["usage"]["completion_tokens"]) == ("", 3)
         outside = httpx.post(f"{stack.url}/v1/completions", json={**options, "prompt": [300]}, timeout=60)
         assert outside.status_code == 400
+
+
+def test_a_gguf_file_is_served_in_its_blocks(tmp_path: Path, start_stack: StartStack) -> None:
+    """The text is that of the engine alone over the same blocks, which is not that of the numbers without them."""
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file, tied=True)
+    with start_stack(model=file, quantization="gguf", home=tmp_path / "home", num_blocks=200) as stack:
+        options = {"model": "tiny", "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True, "prompt": PROMPT}
+        answer = httpx.post(f"{stack.url}/v1/completions", json=options, timeout=60).json()
+    folder = resolve(str(file), tmp_path / "home").require_folder()
+    model = load_model(folder, dtype="auto", device="cpu", quantization="gguf")
+    assert answer["choices"][0]["text"] == greedy_text(model, folder)
+    assert greedy_text(model, folder) != greedy_text(load_model(folder, dtype="auto", device="cpu"), folder)
+
+
+def greedy_text(model: Model, folder: Path) -> str:
+    """What an engine without a stack makes of PROMPT."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    kinds = model.stored_dtype, model.dtype
+    cache = KVCache.allocate(model.config, 20, 16, cache_dtype(*kinds, model.config, 16, model.device), model.device)
+    driver = EngineDriver(Engine(model, cache, EngineConfig(1, 128)))
+    params = SamplingParams(max_tokens=NUM_TOKENS, seed=0, temperature=0.0, ignore_eos=True)
+    driver.add("a", tokenizer.encode(PROMPT).ids, params)
+    return str(tokenizer.decode(driver.run()["a"]))
 
 
 def test_a_model_that_cannot_be_served_is_named_at_once(tmp_path: Path, start_stack: StartStack) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from kernels.cache_write.api import HeadNorms, rope_cache_write
-from kernels.linear.api import pack_linear
+from kernels.linear.api import Weight, pack_linear
 from kernels.paged_attention.api import implementation, paged_attention
 from kernels.paged_attention.native import NativeBatch
 from kernels.rms_norm.api import rms_norm
@@ -17,7 +17,7 @@ from services.gpu_worker.models.layers import Layer, read_layer, read_norm
 from services.gpu_worker.models.model import ForwardInputs, largest_of
 from services.gpu_worker.models.native_step import native_step, step_arrays
 from services.gpu_worker.models.rope import inverse_frequencies
-from services.gpu_worker.models.weights import WeightReader
+from services.gpu_worker.models.weights import Weights, prefix_of
 
 Tables = dict[RopeConfig, tuple[torch.Tensor, torch.Tensor]]
 """Cosines and sines of a step, once per kind of layer."""
@@ -32,7 +32,7 @@ class DecoderModel:
     def __init__(
         self,
         config: DecoderConfig,
-        weights: WeightReader,
+        weights: Weights,
         *,
         dtype: torch.dtype,
         stored_dtype: torch.dtype,
@@ -51,11 +51,14 @@ class DecoderModel:
         # Rounded to the dtype before the product: that is how these models were trained.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype, device=device)
         vocabulary = (config.vocab_size, config.hidden_size)
-        prefix = weights.prefix_of("embed_tokens.weight", _PREFIXES)
-        self.embedding = weights.get(f"{prefix}embed_tokens.weight", vocabulary)
+        prefix = prefix_of(weights, "embed_tokens.weight", _PREFIXES)
+        names = f"{prefix}embed_tokens.weight", "lm_head.weight"
+        self.embedding = weights.get(names[0], vocabulary)
         self._norm = read_norm(config, weights, f"{prefix}norm", config.hidden_size)
         tied = config.tie_word_embeddings or "lm_head.weight" not in weights
-        head = self.embedding if tied else weights.get("lm_head.weight", vocabulary)
+        head: Weight = self.embedding
+        if weights.keeps_blocks or not tied:
+            head = weights.projection([names[0 if tied else 1]], [vocabulary])
         self._head = pack_linear(head, is_int8=is_int8)
         self._layers: list[Layer] = []
         for index in range(config.num_layers):
@@ -75,7 +78,8 @@ class DecoderModel:
     def fingerprint(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
         step = "-one-call" if self.is_native else ""
-        return f"{self.device.type}-{dtype}-linear:{self._head.name}-attention:{implementation(self.device)}{step}"
+        products = "+".join(sorted({self._head.name, *(p.name for layer in self._layers for p in layer.projections)}))
+        return f"{self.device.type}-{dtype}-linear:{products}-attention:{implementation(self.device)}{step}"
 
     def forward(self, inputs: ForwardInputs, cache: KVCache) -> torch.Tensor:
         if self.native is not None and isinstance(inputs.attention, NativeBatch):

@@ -8,7 +8,7 @@ import torch
 
 from kernels.linear.api import Linear, pack_gated_linear, pack_linear
 from services.gpu_worker.models.config import DecoderConfig, LayerConfig
-from services.gpu_worker.models.weights import WeightReader
+from services.gpu_worker.models.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,12 @@ class Layer:
     post_mlp_norm: torch.Tensor | None
     """Of what the MLP adds to the residual."""
 
+    @property
+    def projections(self) -> tuple[Linear, ...]:
+        return self.qkv, self.out, self.gated, self.down
 
-def read_layer(config: DecoderConfig, weights: WeightReader, index: int, prefix: str, *, is_int8: bool) -> Layer:
+
+def read_layer(config: DecoderConfig, weights: Weights, index: int, prefix: str, *, is_int8: bool) -> Layer:
     """Weights of block `index`, whose names begin with `prefix`; projections are rounded to int8 if told so.
 
     Raises:
@@ -76,7 +80,7 @@ def read_layer(config: DecoderConfig, weights: WeightReader, index: int, prefix:
     )
 
 
-def read_norm(config: DecoderConfig, weights: WeightReader, name: str, size: int) -> torch.Tensor:
+def read_norm(config: DecoderConfig, weights: Weights, name: str, size: int) -> torch.Tensor:
     """The weight of an RMSNorm, as `rms_norm` takes it."""
     weight = weights.get(f"{name}.weight", (size,))
     return 1.0 + weight.float() if config.norm_plus_one else weight
@@ -91,7 +95,7 @@ def _norm_names(config: DecoderConfig) -> tuple[str | None, str]:
 
 
 def _fused(
-    weights: WeightReader,
+    weights: Weights,
     names: list[str],
     outputs: list[int],
     inputs: int,
@@ -99,6 +103,6 @@ def _fused(
     pack: Callable[..., Linear],
 ) -> Linear:
     """One projection whose outputs are those of `names`, side by side."""
-    weight = weights.joined([f"{name}.weight" for name in names], [(size, inputs) for size in outputs])
+    weight = weights.projection([f"{name}.weight" for name in names], [(size, inputs) for size in outputs])
     bias = weights.joined([f"{name}.bias" for name in names], [(size,) for size in outputs]) if has_bias else None
     return pack(weight, bias)

@@ -2,20 +2,23 @@
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from kernels.linear.api import has_native_bfloat16
+from services.gpu_worker.models.config import DecoderConfig
 from services.gpu_worker.models.decoder import DecoderModel
 from services.gpu_worker.models.families import is_native, parse_config
 from services.gpu_worker.models.fields import Raw, end_ids, stored_dtype_name
 from services.gpu_worker.models.model import Model
 from services.gpu_worker.models.tokenizer_eos import eos_of_tokenizer
-from services.gpu_worker.models.weights import open_weights
+from services.gpu_worker.models.weights import Weights, open_weights
 from shared.errors import ConfigError
 
+QUANTIZATIONS = ("none", "int8", "gguf")
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -34,14 +37,14 @@ def load_model(
         folder: a local folder.
         dtype: `auto` (as stored), `float32`, `bfloat16` or `float16`. See `compute_dtype` for what CPUs make of it.
         device: `cpu`, `cuda` or `cuda:<index>`.
-        quantization: of weights: `none` or, on a CPU, `int8`.
+        quantization: of weights: `none`, or on a CPU `int8`, or `gguf`: those of the folder's .gguf file in its blocks.
         max_model_len: the longest row that will be served, so that no table is made for more; 0: what the model was
             made for.
         on_progress: is told the share of the work that is done, 0 to 1.
 
     Raises:
         ConfigError: an unknown architecture, unsupported variant, unknown dtype or device, missing or damaged weights,
-            or a model or device without int8 products.
+            a model or device without quantized products, or no .gguf file.
     """
     raw, generation = _read_folder(folder)
     place = _device(device)
@@ -56,7 +59,10 @@ def load_model(
             folder, raw, generation, stored=stored, dtype=computed, device=place, on_progress=on_progress
         )
     config = parse_config(raw, generation)
-    with open_weights(folder, dtype=computed, rounded_to=stored, device=place) as weights, torch.inference_mode():
+    with (
+        _open(folder, config, quantization, dtype=computed, rounded_to=stored, device=place) as weights,
+        torch.inference_mode(),
+    ):
         return DecoderModel(
             config,
             weights,
@@ -69,15 +75,31 @@ def load_model(
         )
 
 
+def _open(
+    folder: Path,
+    config: DecoderConfig,
+    quantization: str,
+    *,
+    dtype: torch.dtype,
+    rounded_to: torch.dtype,
+    device: torch.device,
+) -> AbstractContextManager[Weights]:
+    if quantization != "gguf":
+        return open_weights(folder, dtype=dtype, rounded_to=rounded_to, device=device)
+    # other workers do without the library
+    from services.gpu_worker.models.gguf_weights import gguf_file, open_gguf
+
+    return open_gguf(gguf_file(folder), config, dtype)
+
+
 def _check_quantization(quantization: str, raw: Raw, device: torch.device) -> None:
-    if quantization not in ("none", "int8"):
-        raise ConfigError(f"quantization {quantization!r}: use none or int8")
-    if quantization == "int8" and device.type != "cpu":
-        raise ConfigError("quantization int8 is for CPUs")
-    if quantization == "int8" and not is_native(raw):
-        raise ConfigError(
-            f"quantization int8: not for model type {raw.get('model_type')!r}, which Transformers computes"
-        )
+    if quantization not in QUANTIZATIONS:
+        raise ConfigError(f"quantization {quantization!r}: use {', '.join(QUANTIZATIONS)}")
+    if quantization != "none" and device.type != "cpu":
+        raise ConfigError(f"quantization {quantization} is for CPUs")
+    if quantization != "none" and not is_native(raw):
+        kind = raw.get("model_type")
+        raise ConfigError(f"quantization {quantization}: not for model type {kind!r}, which Transformers computes")
 
 
 def _read_folder(folder: Path) -> tuple[Raw, Raw]:

@@ -1,17 +1,47 @@
-"""Tensors of a model folder: safetensors only, in one file or sharded by an index. Never pickle."""
+"""Tensors of a model folder: safetensors, in one file or sharded by an index. Never pickle. GGUF: gguf_weights.py."""
 
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from kernels.linear.api import Weight
 from shared.errors import ConfigError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+
+
+class Weights(Protocol):
+    """Tensors by the names that Transformers gives them."""
+
+    @property
+    def keeps_blocks(self) -> bool:
+        """Whether `projection` may answer what `get` does not: a weight in its quantized form."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def get(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The tensor `name`.
+
+        Raises:
+            ConfigError: it is missing or has another shape.
+        """
+
+    def joined(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> torch.Tensor:
+        """Several tensors one below the other: the bias of a fused projection."""
+
+    def projection(self, names: Sequence[str], shapes: Sequence[tuple[int, int]]) -> Weight:
+        """The weight of a fused projection, as it will be multiplied."""
+
+
+def prefix_of(weights: Weights, name: str, prefixes: Sequence[str]) -> str:
+    """The first of `prefixes` under which there is a tensor `name`; the first of all if there is none."""
+    return next((prefix for prefix in prefixes if prefix + name in weights), prefixes[0])
 
 
 class WeightReader:
@@ -28,16 +58,9 @@ class WeightReader:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
-    def prefix_of(self, name: str, prefixes: Sequence[str]) -> str:
-        """The first of `prefixes` under which there is a tensor `name`; the first of all if there is none."""
-        return next((prefix for prefix in prefixes if prefix + name in self), prefixes[0])
+    keeps_blocks = False
 
     def get(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The tensor `name`.
-
-        Raises:
-            ConfigError: it is missing or has another shape.
-        """
         if name not in self._files:
             raise ConfigError(f"the weights have no tensor {name!r}")
         tensor: torch.Tensor = self._files[name].get_tensor(name)
@@ -46,8 +69,9 @@ class WeightReader:
         return tensor.to(device=self._device, dtype=self._rounded_to).to(self._dtype)
 
     def joined(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> torch.Tensor:
-        """Several tensors one below the other: the weight of a fused projection."""
         return torch.cat([self.get(name, shape) for name, shape in zip(names, shapes, strict=True)])
+
+    projection = joined
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""`python -m services.gpu_worker.weights pull NAME --home HOME`: JSON lines of progress on stdout, errors on stderr.
+"""`python -m services.gpu_worker.weights pull NAME --home HOME [--gguf]`: JSON lines of progress on stdout, errors on
+stderr.
 
 The last line has the stage `ready` and the folder as its detail. Exit code 2: the model cannot be had.
 """
@@ -23,9 +24,10 @@ def main(arguments: list[str]) -> int:
     command = parser.add_subparsers(required=True).add_parser("pull")
     command.add_argument("name", nargs="?", default=DEFAULT_MODEL)
     command.add_argument("--home", type=Path, default=DEFAULT_HOME)
+    command.add_argument("--gguf", action="store_true", help="also the GGUF file, if an older pull did not keep it")
     options = parser.parse_args(arguments)
     try:
-        pull(options.name, options.home, print_json_line)
+        pull(options.name, options.home, print_json_line, with_gguf=options.gguf)
     except (ConfigError, OSError) as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 2

@@ -58,4 +58,6 @@ def new_folder(target: Path) -> Iterator[Path]:
 def _make_readable(folder: Path) -> None:
     """A cache may be filled by one user and read by another, as in containers; some libraries write files as 0600."""
     for path in folder.iterdir():
+        if path.is_symlink():  # to a file of the user's
+            continue
         path.chmod(0o755 if path.is_dir() else 0o644)

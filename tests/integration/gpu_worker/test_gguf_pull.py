@@ -7,81 +7,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gguf
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from services.gpu_worker.models.loading import load_model
 from services.gpu_worker.weights.convert import convert_gguf
 from services.gpu_worker.weights.pull import pull as pull_model
 from shared.errors import ConfigError
-from shared.model_store import resolve
+from shared.model_store import gguf_files, resolve
+from tests.fakes.tiny_gguf import TEMPLATE, write_gguf
 
 ROOT = Path(__file__).parents[3]
-HIDDEN, LAYERS, HEADS, KV_HEADS, INTERMEDIATE = 64, 2, 4, 2, 96
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-TEMPLATE = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' }}{% endfor %}"
-
-
-def byte_alphabet() -> list[str]:
-    """The 256 printable characters by which byte-level BPE writes bytes."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    return [chr(b) for b in plain] + [chr(256 + i) for i in range(256 - len(plain))]
-
-
-def write_gguf(path: Path, *, tied: bool) -> None:
-    """A random Llama with 8-bit and 4-bit weights and a byte-level tokenizer."""
-    tokens = [*SPECIAL, *byte_alphabet(), "he", "ll"]
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name("tiny")
-    writer.add_context_length(128)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(INTERMEDIATE)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_rope_dimension_count(HIDDEN // HEADS)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3] * len(SPECIAL) + [1] * (len(tokens) - len(SPECIAL)))
-    writer.add_token_merges(["h e", "l l"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_chat_template(TEMPLATE)
-    random = np.random.default_rng(7)
-
-    def add(name: str, *shape: int, kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.Q8_0) -> None:
-        values = random.standard_normal(shape).astype(np.float32) * 0.05
-        if len(shape) == 1:
-            writer.add_tensor(name, values)
-        else:
-            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
-
-    add("token_embd.weight", len(tokens), HIDDEN)
-    add("output_norm.weight", HIDDEN)
-    if not tied:
-        add("output.weight", len(tokens), HIDDEN)
-    for i in range(LAYERS):
-        add(f"blk.{i}.attn_norm.weight", HIDDEN)
-        add(f"blk.{i}.ffn_norm.weight", HIDDEN)
-        add(f"blk.{i}.attn_q.weight", HIDDEN, HIDDEN)
-        add(f"blk.{i}.attn_k.weight", HIDDEN * KV_HEADS // HEADS, HIDDEN)
-        add(f"blk.{i}.attn_v.weight", HIDDEN * KV_HEADS // HEADS, HIDDEN)
-        add(f"blk.{i}.attn_output.weight", HIDDEN, HIDDEN, kind=gguf.GGMLQuantizationType.Q4_1)
-        add(f"blk.{i}.ffn_gate.weight", INTERMEDIATE, HIDDEN, kind=gguf.GGMLQuantizationType.Q4_1)
-        add(f"blk.{i}.ffn_up.weight", INTERMEDIATE, HIDDEN)
-        add(f"blk.{i}.ffn_down.weight", HIDDEN, INTERMEDIATE)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def pull(name: str, home: Path) -> "subprocess.CompletedProcess[str]":
@@ -143,6 +82,35 @@ def test_folder_serves_without_the_gguf_file(pulled: Path, tmp_path: Path) -> No
     assert ids == AutoTokenizer.from_pretrained(folder).encode(text, add_special_tokens=False)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert model(torch.tensor([ids])).logits.isfinite().all()
+
+
+def test_the_file_stays_in_reach_of_its_folder(pulled: Path) -> None:
+    """Of the user's file there is a link, and its mode is the user's. A pull that asks for it brings it back."""
+    folder = resolve(str(pulled), pulled.parent).require_folder()
+    (kept,) = gguf_files(folder)
+    assert kept.is_symlink() and kept.resolve() == pulled.resolve()
+    mode = pulled.stat().st_mode
+    kept.unlink()
+    assert pull_model(str(pulled), pulled.parent, lambda _: None) == folder and not gguf_files(folder)
+    config = (folder / "config.json").stat()
+    assert pull_model(str(pulled), pulled.parent, lambda _: None, with_gguf=True) == folder
+    assert gguf_files(folder) == [kept] and pulled.stat().st_mode == mode
+    assert (folder / "config.json").stat() == config, "nothing else was made anew"
+
+
+def test_a_model_without_such_a_file_cannot_be_asked_for_one(pulled: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "plain"
+    shutil.copytree(resolve(str(pulled), pulled.parent).require_folder(), folder, ignore=lambda *_: ["tiny.gguf"])
+    with pytest.raises(ConfigError, match=r"has no \.gguf file"):
+        pull_model(str(folder), tmp_path, lambda _: None, with_gguf=True)
+
+
+def test_its_blocks_are_loaded_from_the_folder(pulled: Path) -> None:
+    """Queries and keys in Q8_0, the MLP's gate in Q4_1 and its other half in Q8_0: they are fused in Q8_0."""
+    model = load_model(
+        resolve(str(pulled), pulled.parent).require_folder(), dtype="auto", device="cpu", quantization="gguf"
+    )
+    assert "q4_1" in model.fingerprint and "q8_0" in model.fingerprint
 
 
 def test_broken_file_is_a_clear_error_and_no_folder(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def _kept(seen: list[torch.Tensor], logits: torch.Tensor) -> tuple[torch.Tensor,
 
 
 def test_what_cannot_be_rounded_is_refused(tiny, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="quantization 'int3': use none or int8"):
+    with pytest.raises(ConfigError, match="quantization 'int3': use none, int8, gguf"):
         load_model(tiny.folder, dtype="float32", device="cpu", quantization="int3")
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "eos_token_id": 1}')
     with pytest.raises(ConfigError, match="int8: not for model type 'gpt2', which Transformers computes"):

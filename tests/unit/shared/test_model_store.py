@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import ConfigError
-from shared.model_store import DEFAULT_MODEL, ModelSource, missing_files, resolve
+from shared.model_store import DEFAULT_MODEL, ModelSource, gguf_files, is_complete, missing_files, resolve
 
 
 def make_model_folder(folder: Path) -> Path:
@@ -72,6 +72,30 @@ def test_gguf_file_gets_a_cache_folder_of_its_content(tmp_path: Path) -> None:
     assert resolve(str(gguf), tmp_path).target == first.target
     gguf.write_bytes(b"GGUF, but another one")
     assert resolve(str(gguf), tmp_path).target != first.target
+
+
+def test_a_folder_with_nothing_but_a_gguf_file_stands_for_the_file(tmp_path: Path) -> None:
+    folder, home = tmp_path / "tiny", tmp_path / "home"
+    folder.mkdir()
+    file = folder / "Tiny.Q4_1.gguf"
+    file.write_bytes(b"GGUF")
+    model = resolve(str(folder), home)
+    assert (model.source, model.target, model.gguf) == (ModelSource.GGUF, resolve(str(file), home).target, file)
+    (folder / "Other.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        resolve(str(folder), home)
+
+
+def test_a_folder_is_complete_with_its_gguf_file_only_if_that_is_asked_for(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path / "m")
+    model = resolve(str(folder), tmp_path)
+    assert [is_complete(model, with_gguf=asked) for asked in (False, True)] == [True, False]
+    link = folder / "m.gguf"
+    link.symlink_to(tmp_path / "gone.gguf")
+    assert not is_complete(model, with_gguf=True), "the file that the link means is gone"
+    (tmp_path / "gone.gguf").write_bytes(b"GGUF")
+    assert is_complete(model, with_gguf=True) and gguf_files(folder) == [link]
+    assert not is_complete(resolve("", tmp_path), with_gguf=False)
 
 
 def test_gguf_file_that_is_absent_is_an_error(tmp_path: Path) -> None:
