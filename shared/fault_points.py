@@ -59,4 +59,5 @@ def pass_point(point: FaultPoint, requests: Callable[[], Collection[str]] = tupl
             (_folder / point).rename(_folder / f"{point}.{os.getpid()}")
         elif request_id not in requests():
             return
-        os.kill(os.getpid(), signal.Signals[name])
+        # To this thread: one that any thread of a busy process may take comes too late, when the point is passed.
+        signal.raise_signal(signal.Signals[name])
