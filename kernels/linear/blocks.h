@@ -28,19 +28,26 @@ struct Nibbles {
 template <class Stored, int32_t ZERO, bool HAS_MINIMUM>
 struct BlockCodes {
     static constexpr int64_t GROUP = BLOCK, WORDS = BLOCK / CODES_PER_WORD / Stored::PARTS;
-    static constexpr int64_t WORDS_PER_64 = 2 * WORDS + (HAS_MINIMUM ? 2 : 1);
+    static constexpr int FACTORS = HAS_MINIMUM ? 2 : 1;
+    static constexpr int64_t WORDS_PER_64 = 2 * WORDS + FACTORS;
     static constexpr int32_t OFFSET = ZERO;
+    static constexpr int ROWS_AT_ONCE = TILE_ROWS / 2;  // their sums stay in registers beside those of a block's codes
+    static constexpr bool IS_NARROW = Stored::PARTS > 1;
+    using Wide = BlockCodes<Bytes, ZERO, HAS_MINIMUM>;
 
     // c[row][column] (stride PANEL) += the product of one panel.
     template <int ROWS, bool IS_FAR>
     static __attribute__((noinline)) void tile(const Codes& x, const float* words, float* c, Ahead ahead) {
-        const int64_t stride = x.stride, lines = 2 * ahead.lines / x.groups + 1;
+        const int64_t stride = x.stride, rows = x.rows, lines = 2 * ahead.lines / x.groups + 1;
         const CodeWords::Code* codes = x.codes;
         const float *scales = x.scales, *sums = x.sums;
         const int32_t* starts = x.starts;
         const float* const end = words + x.groups / 2 * WORDS_PER_64 * PANEL;
+        F32 total[ROWS][PANEL_VECTORS];
+        for (int r = 0; r < ROWS; ++r)
+            for (int v = 0; v < PANEL_VECTORS; ++v) total[r][v] = load(c + r * PANEL + v * LANES);
         while (words < end) {
-            const f16* const factors = reinterpret_cast<const f16*>(words);
+            const f16* factors = reinterpret_cast<const f16*>(words);
             // From a pointer's distance to `words`: NEAR, or what leads into the next panel.
             const int64_t near = words + NEAR < end ? NEAR : ahead.at - end + NEAR;
             if (IS_FAR)
@@ -48,9 +55,7 @@ struct BlockCodes {
             else
                 for (int v = 0; v < FACTORS * PANEL_VECTORS; ++v) __builtin_prefetch(words + near + v * LANES, 0, 3);
             words += FACTORS * PANEL;
-            if (HAS_MINIMUM) add_minima<ROWS>(factors + 2 * PANEL, sums, x.rows, c);
-            sums += 2 * x.rows;
-            for (int block = 0; block < 2; ++block, scales += x.rows, starts += x.rows) {
+            for (int block = 0; block < 2; ++block, factors += PANEL, scales += rows, starts += rows, sums += rows) {
                 CodeWords::Acc acc[ROWS][PANEL_VECTORS];
                 for (int r = 0; r < ROWS; ++r)
                     for (int v = 0; v < PANEL_VECTORS; ++v) acc[r][v] = CodeWords::start(starts[r]);
@@ -65,38 +70,31 @@ struct BlockCodes {
                         CodeWords::add<ROWS>(codes, stride, w, acc);
                     }
                 }
-                asm volatile("" : : : "memory");  // as in int8.h
-                add_block<ROWS>(acc, factors + block * PANEL, scales, c);
+                for (int v = 0; v < PANEL_VECTORS; ++v) {
+                    const F32 factor = load(factors + v * LANES);
+                    for (int r = 0; r < ROWS; ++r) {
+                        if (HAS_MINIMUM)
+                            total[r][v] = fma(load(factors + (2 * PANEL + v * LANES)), set1(sums[r]), total[r][v]);
+                        total[r][v] = fma(CodeWords::value(acc[r][v]) * factor, set1(scales[r]), total[r][v]);
+                    }
+                }
             }
         }
+        for (int r = 0; r < ROWS; ++r)
+            for (int v = 0; v < PANEL_VECTORS; ++v) store(c + r * PANEL + v * LANES, total[r][v]);
     }
 
-private:
-    static constexpr int FACTORS = HAS_MINIMUM ? 2 : 1;
-
-    template <int ROWS>
-    static PW_INLINE void add_block(CodeWords::Acc (*acc)[PANEL_VECTORS], const f16* factors, const float* scales,
-                                    float* c) {
-        for (int v = 0; v < PANEL_VECTORS; ++v) {
-            const F32 factor = load(factors + v * LANES);
-            for (int r = 0; r < ROWS; ++r) {
-                float* to = c + r * PANEL + v * LANES;
-                store(to, fma(CodeWords::value(acc[r][v]) * factor, set1(scales[r]), load(to)));
-            }
+    // Stores `count` times 64 numbers of a panel as Wide holds them: where many rows meet it, unpacking it once is faster.
+    static void widen(const float* words, int64_t count, float* to) {
+        for (int64_t n = 0; n < count; ++n) {
+            std::memcpy(to, words, FACTORS * PANEL * sizeof(float));
+            words += FACTORS * PANEL;
+            to += FACTORS * PANEL;
+            for (int i = 0; i < 2 * WORDS; ++i, words += PANEL)
+                for (int part = 0; part < Stored::PARTS; ++part, to += PANEL)
+                    for (int v = 0; v < PANEL_VECTORS; ++v)
+                        store(to + v * LANES, Stored::decode(load(words + v * LANES), part));
         }
-    }
-
-    // Of two blocks, before their codes, while registers are free.
-    template <int ROWS>
-    static PW_INLINE void add_minima(const f16* minima, const float* sums, int64_t rows, float* c) {
-        for (int v = 0; v < PANEL_VECTORS; ++v) {
-            const F32 first = load(minima + v * LANES), second = load(minima + PANEL + v * LANES);
-            for (int r = 0; r < ROWS; ++r) {
-                float* to = c + r * PANEL + v * LANES;
-                store(to, fma(second, set1(sums[rows + r]), fma(first, set1(sums[r]), load(to))));
-            }
-        }
-        asm volatile("" : : : "memory");
     }
 };
 

@@ -99,6 +99,8 @@ Codes encode(const LinearInput& x, int64_t k, int32_t offset);
 struct ChannelCodes {
     static constexpr int64_t WORDS_PER_64 = WORDS_PER_GROUP, GROUP = CODE_GROUP;
     static constexpr int32_t OFFSET = CodeWords::OFFSET;
+    static constexpr int ROWS_AT_ONCE = TILE_ROWS;
+    static constexpr bool IS_NARROW = false;
 
     // c[row][column] (stride PANEL) += the product of the codes of one panel, with the scales of the activations.
     // Inlined into its callers, GCC 12 keeps accumulators of few rows in memory.
@@ -138,8 +140,8 @@ struct ChannelCodes {
     }
 };
 
-// `Form::tile` for a number of rows known at run time, 1 to TILE_ROWS.
-template <class Form, int ROWS = TILE_ROWS>
+// `Form::tile` for a number of rows known at run time, 1 to Form::ROWS_AT_ONCE.
+template <class Form, int ROWS = Form::ROWS_AT_ONCE>
 void code_tile_of(int rows, const Codes& x, const float* words, float* c, Ahead ahead) {
     if (rows == ROWS && ahead.is_far())
         Form::template tile<ROWS, true>(x, words, c, ahead);

@@ -25,7 +25,7 @@ constexpr int64_t STREAMS_PER_THREAD = 4, STREAM_BYTES = 256 << 10;
 
 struct Chunk {
     int64_t row, rows, panel, panels;
-    int64_t tiles() const { return (rows + TILE_ROWS - 1) / TILE_ROWS; }
+    int64_t tiles(int64_t rows_at_once) const { return (rows + rows_at_once - 1) / rows_at_once; }
 };
 
 // The part of `next`, a panel of `bytes`, that one of `tiles` tiles asks for.
@@ -35,12 +35,11 @@ Ahead part_of(const float* next, int64_t bytes, int64_t tile, int64_t tiles) {
     return {next + tile * lines * LINE, lines};
 }
 
-// tile(rows, first row, ahead) for the tiles of a chunk.
-template <class Tile>
+// tile(rows, first row, ahead) for the tiles of a chunk, of ROWS rows each.
+template <int64_t ROWS = TILE_ROWS, class Tile>
 void for_tiles(const Chunk& chunk, const float* next, int64_t bytes, const Tile& tile) {
-    for (int64_t row = 0; row < chunk.rows; row += TILE_ROWS)
-        tile(int(std::min<int64_t>(TILE_ROWS, chunk.rows - row)), row,
-             part_of(next, bytes, row / TILE_ROWS, chunk.tiles()));
+    for (int64_t row = 0; row < chunk.rows; row += ROWS)
+        tile(int(std::min(ROWS, chunk.rows - row)), row, part_of(next, bytes, row / ROWS, chunk.tiles(ROWS)));
 }
 
 // c [rows][PANEL] += x times one panel; `next` is the panel after it.
@@ -56,19 +55,38 @@ void multiply(const typename Words::Input* x, int64_t stride, const Chunk& chunk
     }
 }
 
-// The same for codes.
+// `count` times 64 numbers of a panel, from the 64 numbers `from` on, in all tiles of a chunk. bytes: of the panel after
+// it, of which each tile asks for a part.
+template <class Form>
+void multiply_part(const Codes& x, const Chunk& chunk, const float* words, int64_t from, int64_t count,
+                   const float* next, int64_t bytes, float* c) {
+    constexpr int64_t GROUPS = 64 / Form::GROUP;
+    for_tiles<Form::ROWS_AT_ONCE>(chunk, next, bytes, [&](int rows, int64_t row, Ahead ahead) {
+        const Codes part = x.part(chunk.row + row, from * GROUPS, count * GROUPS);
+        code_tile_of<Form>(rows, part, words, c + row * PANEL, ahead);
+    });
+}
+
+// The same as `multiply` for codes.
 template <class Form>
 void multiply_codes(const Codes& x, const Chunk& chunk, const float* words, const float* next, float* c) {
-    constexpr int64_t GROUPS_PER_64 = 64 / Form::GROUP;
-    const int64_t all = x.groups / GROUPS_PER_64;
+    constexpr int64_t WORDS = Form::WORDS_PER_64 * PANEL;
+    const int64_t all = x.groups * Form::GROUP / 64;
     const int64_t blocks = chunk.rows <= TILE_ROWS ? 1 : (all + GROUPS_AT_ONCE - 1) / GROUPS_AT_ONCE;
     const int64_t block = (all + blocks - 1) / blocks;
-    for (int64_t group = 0; group < all; group += block) {
-        const int64_t count = std::min(block, all - group), at = group * Form::WORDS_PER_64 * PANEL;
-        for_tiles(chunk, next + at, count * Form::WORDS_PER_64 * PANEL * 4, [&](int rows, int64_t row, Ahead ahead) {
-            const Codes part = x.part(chunk.row + row, group * GROUPS_PER_64, count * GROUPS_PER_64);
-            code_tile_of<Form>(rows, part, words + at, c + row * PANEL, ahead);
-        });
+    for (int64_t from = 0; from < all; from += block) {
+        const int64_t count = std::min(block, all - from), bytes = count * WORDS * int64_t(sizeof(float));
+        const float *const here = words + from * WORDS, *const behind = next + from * WORDS;
+        if constexpr (Form::IS_NARROW) {
+            if (chunk.rows > TILE_ROWS) {
+                using Wide = typename Form::Wide;
+                alignas(64) float room[GROUPS_AT_ONCE * Wide::WORDS_PER_64 * PANEL];
+                Form::widen(here, count, room);
+                multiply_part<Wide>(x, chunk, room, from, count, behind, bytes, c);
+                continue;
+            }
+        }
+        multiply_part<Form>(x, chunk, here, from, count, behind, bytes, c);
     }
 }
 
