@@ -11,9 +11,10 @@ from starlette.responses import Response
 from services.gateway.http.responses import Answer, StreamResponse
 from services.gateway.http.resuming import find_response, open_response, read_wish
 from services.gateway.http.tenants import tenant_of_request
-from services.gateway.requests.live import cancel, describe, list_live
+from services.gateway.requests.live import cancel, describe, list_live, read_overviews
 from services.gateway.state import GatewayState
 from shared.errors import Unavailable
+from shared.messages import RequestOverview
 from shared.redis_client import RedisFailure
 
 router = APIRouter(prefix="/v1/requests", tags=["requests"])
@@ -35,25 +36,23 @@ async def live(request: Request) -> Response:
 async def one(request: Request, request_id: str) -> Response:
     """As in the list; an ended one with its finish reasons, for the record's time to live."""
     gateway: GatewayState = request.state.gateway
+    overviews = await _overviews(gateway)
     head, records = await find_response(gateway, request_id, _tenant(request, gateway))
-    intake = gateway.engine.intake
-    try:
-        return _json(await describe(intake.client, intake.keys, head, records, time.time()))
-    except RedisFailure as error:
-        raise _unreachable() from error
+    return _json(describe(head, records, overviews, time.time()))
 
 
 @router.delete("/{request_id}", summary="End a request")
 async def delete(request: Request, request_id: str) -> Response:
     """Its streams end with the finish reason `abort`. One that has ended stays as it is: to repeat this is no error."""
     gateway: GatewayState = request.state.gateway
+    overviews = await _overviews(gateway)
     head, records = await find_response(gateway, request_id, _tenant(request, gateway))
     intake = gateway.engine.intake
     try:
         await cancel(intake.client, intake.keys, head)
-        return _json(await describe(intake.client, intake.keys, head, records, time.time()))
     except RedisFailure as error:
         raise _unreachable() from error
+    return _json(describe(head, records, overviews, time.time()))
 
 
 @router.get("/{request_id}/stream", summary="What follows an event of a response's stream")
@@ -81,6 +80,14 @@ async def stream(request: Request, request_id: str) -> Response:
         ping_interval_s=settings.ping_interval_s,
         stream_interval_s=settings.stream_interval_s,
     )
+
+
+async def _overviews(gateway: GatewayState) -> dict[str, RequestOverview]:
+    intake = gateway.engine.intake
+    try:
+        return await read_overviews(intake.client, intake.keys)
+    except RedisFailure as error:
+        raise _unreachable() from error
 
 
 def _tenant(request: Request, gateway: GatewayState) -> str:

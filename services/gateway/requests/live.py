@@ -1,4 +1,8 @@
-"""What can be told of requests without their text: from their heads, the leader's overview and their final records."""
+"""What can be told of requests without their text: from the leader's overview, their heads and their final records.
+
+The overview is read first: the leader drops from it only what has its final record, so whatever ended meanwhile is told
+as ended, and never as one that nobody has seen yet.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,8 +27,8 @@ Json = dict[str, Any]
 
 async def list_live(client: redis.asyncio.Redis, keys: Keys, tenant: str, now: float) -> tuple[list[Json], bool]:
     """Live responses of one tenant, oldest first, and whether there may be more than could be looked at."""
+    overviews = await read_overviews(client, keys)
     found, has_more = await _heads_of(client, keys, tenant)
-    overviews = await _read_overviews(client, keys)
     own = sorted(found, key=lambda head: (head.created, head.request_ids))[:MOST]
     return [_live(head, overviews, now) for head in own], has_more
 
@@ -43,10 +47,10 @@ async def _heads_of(client: redis.asyncio.Redis, keys: Keys, tenant: str) -> tup
     return list(own.values()), True
 
 
-async def describe(
-    client: redis.asyncio.Redis, keys: Keys, head: ResponseHead, records: Sequence[RequestRecord], now: float
+def describe(
+    head: ResponseHead, records: Sequence[RequestRecord], overviews: dict[str, RequestOverview], now: float
 ) -> Json:
-    """One response, live or ended."""
+    """One response, live or ended; `overviews` is older than `records`."""
     ended = [record.final for record in records if record.final is not None]
     if len(ended) == len(records):
         return _head(head, now) | {
@@ -55,7 +59,7 @@ async def describe(
             "output_tokens": sum(final.num_output_tokens for final in ended),
             "blocks": 0,
         }
-    live = _live(head, await _read_overviews(client, keys), now)
+    live = _live(head, overviews, now)
     live["output_tokens"] += sum(final.num_output_tokens for final in ended)
     return live
 
@@ -94,7 +98,8 @@ def _head(head: ResponseHead, now: float) -> Json:
     }
 
 
-async def _read_overviews(client: redis.asyncio.Redis, keys: Keys) -> dict[str, RequestOverview]:
+async def read_overviews(client: redis.asyncio.Redis, keys: Keys) -> dict[str, RequestOverview]:
+    """What the leader last said of each live sequence, by its id."""
     data: Any = await client.get(keys.overview)
     try:
         overview = _overview.decode(data) if data is not None else PoolOverview(0.0)

@@ -1,10 +1,13 @@
 """Requests as resources: the live ones, one of them, ending one; no text anywhere."""
 
+import asyncio
 import time
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
+from services.gateway.http import requests
 from services.gateway.requests import live
 from shared.messages import Abort, PoolOverview, RequestOverview, encode
 from tests.fakes.byte_model import answer, spell
@@ -68,6 +71,28 @@ def test_what_ended_after_its_gateway_died_is_not_listed(scene: Scene) -> None:
     scene.gateway.wait_for(lambda: client.zcard(keys.windows) == 0)
     client.zadd(keys.windows, {request_id: (time.time() + 60) * 1000})
     assert http.get("/v1/requests").json()["data"] == []
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+def test_what_ends_while_it_is_asked_for_is_told_as_ended(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """The record was read before the overview: a request that ended between the two was `accepted`, with no tokens."""
+    scene.scripts["go"] = answer("text", hold_after=1)
+    http, client, keys = scene.gateway.http, scene.pool.client, scene.pool.keys
+    read = live.read_overviews
+
+    async def read_after_the_end(*arguments: Any) -> dict[str, RequestOverview]:
+        scene.pool.release()
+        await asyncio.to_thread(scene.pool.wait_for, lambda: client.hexists(keys.request(request_id), "final"))
+        return await read(*arguments)
+
+    with http.stream("POST", "/v1/completions", json={"prompt": "go", "stream": True}) as response:
+        request_id = response.headers["x-request-id"]
+        assert http.get(f"/v1/requests/{request_id}").json()["state"] == "accepted"
+        monkeypatch.setattr(requests, "read_overviews", read_after_the_end)
+        told = http.request(method, f"/v1/requests/{request_id}").json()
+    assert (told["state"], told["output_tokens"]) == ("finished", 5)
 
 
 def test_deleting_ends_the_stream_and_may_be_repeated(scene: Scene) -> None:
