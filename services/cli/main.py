@@ -99,7 +99,10 @@ def up(config: Config = None, verbose: Verbose = None, **options: Any) -> None:
 def serve(
     service: Annotated[str, typer.Argument(help="gateway, scheduler or worker")],
     config: Config = None,
-    name: Annotated[str | None, typer.Option(help="Stable name of this seat, e.g. worker-1.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Stable name of this seat, unlike any other.", show_default="service, host and --index"),
+    ] = None,
     index: Annotated[int, typer.Option(min=0, help="Place of a worker among --workers on this machine.")] = 0,
     **options: Any,
 ) -> None:

@@ -1,6 +1,8 @@
 """`pagewire serve gateway|scheduler|worker`: this process becomes one service."""
 
 import os
+import re
+import socket
 import sys
 from typing import NoReturn
 
@@ -11,6 +13,8 @@ from shared.errors import ConfigError
 from shared.model_store import resolve
 
 SERVICES = {"gateway": "gateway", "scheduler": "scheduler", "worker": "gpu_worker"}
+MAX_HOST = 40
+"""Characters of the host's name that go into a seat's."""
 
 
 def serve(settings: Settings, service: str, *, name: str | None = None, index: int = 0) -> NoReturn:
@@ -26,10 +30,10 @@ def serve(settings: Settings, service: str, *, name: str | None = None, index: i
     if index >= settings.workers:
         raise ConfigError(f"option index: {index} is not below --workers {settings.workers}")
     url = _redis_url(settings)
-    program = _program(settings, SERVICES[service], url, name, index)
+    file, arguments, environment = program(settings, SERVICES[service], url, name, index)
     if service != "worker":  # a worker's user of Redis may not ask
         _tell_durability(url, settings)
-    os.execvpe(*program)
+    os.execvpe(file, arguments, environment)
 
 
 def _tell_durability(url: str, settings: Settings) -> None:
@@ -42,9 +46,14 @@ def _tell_durability(url: str, settings: Settings) -> None:
     print(*notes, sep="\n", file=sys.stderr, flush=True)
 
 
-def _program(
+def program(
     settings: Settings, kind: str, redis_url: str, name: str | None, index: int
 ) -> tuple[str, tuple[str, ...], dict[str, str]]:
+    """What to execute: file, arguments, environment.
+
+    Raises:
+        ConfigError: the model was not pulled.
+    """
     model = resolve(settings.model, settings.home)
     environment = composition.shared_environment(
         settings,
@@ -59,8 +68,15 @@ def _program(
         spec = composition.scheduler_spec(environment)
     else:
         spec = composition.worker_spec(environment, index, settings.workers)
-    own = {"PAGEWIRE_NAME": name} if name else {}
-    return spec.command[0], spec.command, {**spec.environment, **own}
+    own = name or os.environ.get("PAGEWIRE_NAME") or _seat_here(spec.name)
+    return spec.command[0], spec.command, {**spec.environment, "PAGEWIRE_NAME": own}
+
+
+def _seat_here(name: str) -> str:
+    """A name that no other machine gives, nor a `pagewire up`: of workers with one name the second is not admitted."""
+    service, _, index = name.rpartition("-")
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:MAX_HOST]
+    return f"{service}-{host}-{index}"
 
 
 def joined_pool(settings: Settings) -> tuple[str, str]:

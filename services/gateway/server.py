@@ -45,7 +45,9 @@ class GatewayServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.begin_exit)
-        await self.serve(open_sockets(self._settings))
+        sockets = open_sockets(self._settings)
+        logger.info("listening on %s", ", ".join(_address(sock) for sock in sockets))
+        await self.serve(sockets)
         # uvicorn does not raise when the application cannot start
         return self.exit_code if self.lifespan.should_exit is False else 1
 
@@ -110,6 +112,12 @@ def _bound(sock: socket.socket, address: Any, is_shared: bool) -> socket.socket:
     except OSError:
         sock.close()
         raise
+
+
+def _address(sock: socket.socket) -> str:
+    """For people; says which port it is if any was asked for."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:

@@ -141,7 +141,8 @@ def test_a_second_gateway_joins_by_serve(stack: Stack, tmp_path: Path) -> None:
             assert answer.json()["usage"]["completion_tokens"] >= 1
         finally:
             process.terminate()
-    assert "Redis: durability everysec" in said.read_text()
+    told = said.read_text()
+    assert "Redis: durability everysec" in told and f"listening on http://127.0.0.1:{port}" in told
 
 
 def _is_ready(port: int) -> bool:

@@ -1,8 +1,10 @@
 """A worker's life: register, load, become ready, serve one incarnation after another, drain."""
 
 import logging
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,6 +23,8 @@ from shared.redis_client import RedisFailure, connect
 log = logging.getLogger(__name__)
 
 _SEAT_POLL_S = 0.05
+ADMISSION_PATIENCE_S = 10.0
+"""A leader admits a worker within a second: after so long people are told."""
 SERVICE = "gpu_worker"
 
 
@@ -159,9 +163,14 @@ class Worker:
     def _await_seat(self, client: redis.Redis) -> Seat | None:
         """Wait until the leader names this instance in the fence; None once draining."""
         lease = self._keeper.lease
-        waits = delays()
+        waits, told_at = delays(), time.monotonic() + ADMISSION_PATIENCE_S
         while not self._draining.is_set():
             pause = _SEAT_POLL_S
+            if time.monotonic() > told_at:
+                log.warning(
+                    "%s: not admitted yet: no scheduler leads, or its log says worker_refused and why", lease.name
+                )
+                told_at = math.inf
             try:
                 seat = find_seat(client, self._keys, lease.name, lease.instance)
             except RedisFailure as error:

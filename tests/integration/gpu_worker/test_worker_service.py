@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from services.gpu_worker.service import incarnation as incarnation_module
+from services.gpu_worker.service import worker as worker_module
 from services.gpu_worker.service.incarnation import IncarnationFailed
 from services.gpu_worker.service.worker import ResettableEngine
 from shared.errors import ProtocolError
@@ -47,6 +48,18 @@ def test_ready_worker_tells_its_capacity(leader: "Leader", run_worker: Run) -> N
     assert (lease.num_blocks, lease.block_size, lease.max_num_seqs, lease.max_model_len) == (256, 16, 8, 4096)
     assert (lease.num_cpu_blocks, lease.block_bytes) == (16, 2 * 2 * 2 * 8 * 16 * 4)
     assert "float32" in lease.fingerprint
+
+
+def test_a_worker_that_is_not_admitted_says_so(
+    leader: "Leader", run_worker: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One whose name was another's waited in silence: only the scheduler's log knew."""
+    monkeypatch.setattr(worker_module, "ADMISSION_PATIENCE_S", 0.1)
+    run_worker()
+    wait_until(lambda: "worker-0: not admitted yet" in caplog.text)
+    time.sleep(0.3)
+    assert caplog.text.count("not admitted yet") == 1
+    assert leader.admit() == 1
 
 
 def test_every_plan_is_answered_once_and_in_order(leader: "Leader", run_worker: Run) -> None:
