@@ -124,7 +124,7 @@ def ps(
 
     directory = StateDir(load_settings({"state_dir": state_dir}).state_dir)
     pids, state = directory.live_pids(), directory.read()
-    urls = dict(state.gateways) if state is not None else {}
+    urls = dict(state.gateways) if state is not None and directory.is_locked() else {}
     if as_json:
         print(json.dumps({**pids, "gateway_urls": urls}))
         return

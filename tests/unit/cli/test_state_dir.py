@@ -1,13 +1,17 @@
 """The lock and the record of what runs."""
 
+import json
 import os
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+from typer.testing import CliRunner
 
+from services.cli.main import app
 from services.cli.state_dir import ChildState, RunState, StateDir, process_start_time
 from shared.errors import ConfigError
 
@@ -35,6 +39,19 @@ def test_only_one_holds_the_lock(state_dir: StateDir) -> None:
             pass
     with state_dir.lock():
         pass
+
+
+def test_addresses_that_a_killed_supervisor_left_are_not_told(state_dir: StateDir) -> None:
+    state_dir.write(msgspec.structs.replace(run_state(), gateways={"gateway-0": "http://127.0.0.1:1"}))
+
+    def told() -> dict[str, str]:
+        done = CliRunner().invoke(app, ["ps", "--json", "--state-dir", str(state_dir.path)])
+        urls: dict[str, str] = json.loads(done.stdout)["gateway_urls"]
+        return urls
+
+    assert told() == {}
+    with state_dir.lock():
+        assert told() == {"gateway-0": "http://127.0.0.1:1"}
 
 
 def test_the_lock_is_not_inherited_by_children(state_dir: StateDir) -> None:
