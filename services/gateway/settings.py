@@ -55,7 +55,7 @@ class Settings(BaseSettings):
     stream_interval_s: float = Field(0.025, ge=0)
     """While steps come faster than this gateway reads them, a stream is written at most this often."""
     write_timeout_s: float = Field(60.0, gt=0)
-    """A client that takes nothing for so long has left."""
+    """A client that takes next to nothing for so long, while its answer waits for it, has left."""
     admission_grace_s: float = Field(10.0, ge=0)
     """Requests are still accepted this long after the pool was last seen ready."""
     outage_limit_s: float = Field(60.0, gt=0)

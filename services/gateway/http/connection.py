@@ -1,4 +1,5 @@
-"""A connection that cannot be used to fill memory or to hold a place for ever: the head of a request is bounded."""
+"""A connection that cannot be used to fill memory or to hold a place for ever: the head of a request is bounded, and so
+is the time for which an answer waits for its client."""
 
 import asyncio
 
@@ -8,6 +9,8 @@ MAX_HEAD_BYTES = 64 * 1024
 """Of request line and headers."""
 HEAD_S = 10.0
 """For sending them."""
+LEAST_TAKEN = 16 * 1024
+"""Bytes of what waits that a client takes within the gateway's `write_timeout_s`; who takes less has left."""
 
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n"
@@ -24,12 +27,14 @@ class HeadTooLarge(Exception):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Counts what comes before the body and how long it takes. Puts `abort_connection` into the request's state."""
+    """Counts what comes before the body and how long it takes. Cuts a client that does not take its answer, and puts
+    `is_slow` into the state of its request."""
 
     _head_bytes = 0
     _raw_bytes = 0
     _in_head = True
     _timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -37,6 +42,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_write_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -51,7 +57,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head, self._head_bytes = True, 0
-        self.scope["state"]["abort_connection"] = self.transport.abort
+        if not self.flow.write_paused:
+            self._stop_write_timer()
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -69,6 +76,19 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._in_head = True
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._start_write_timer()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_write_timer()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.get_write_buffer_size():  # nobody waits for the rest of it, and closing does
+            self._start_write_timer()
 
     def send_400_response(self, msg: str) -> None:
         """Also called for what our own callbacks raise."""
@@ -99,3 +119,24 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timer = None
         if self._in_head and not self.transport.is_closing():
             self.transport.abort()
+
+    def _start_write_timer(self) -> None:
+        if self._write_timer is None:
+            timeout_s = self.app_state["gateway"].settings.write_timeout_s
+            unsent = self.transport.get_write_buffer_size()
+            self._write_timer = self.loop.call_later(timeout_s, self._on_slow_reader, unsent)
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _on_slow_reader(self, unsent: int) -> None:
+        """`unsent` bytes waited when the time began; nothing was written since."""
+        self._write_timer = None
+        left = self.transport.get_write_buffer_size()
+        if left and unsent - left < LEAST_TAKEN:
+            self.cycle.scope["state"]["is_slow"] = True
+            self.transport.abort()
+        elif left:
+            self._start_write_timer()

@@ -76,7 +76,6 @@ async def stream(request: Request, request_id: str) -> Response:
         span,
         request_id,
         reopen,
-        write_timeout_s=settings.write_timeout_s,
         ping_interval_s=settings.ping_interval_s,
         stream_interval_s=settings.stream_interval_s,
     )

@@ -15,7 +15,7 @@ import msgspec
 from opentelemetry.trace import Span, Status, StatusCode
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from services.gateway.cancelling import cancel_and_wait
 from services.gateway.http import sse
@@ -55,9 +55,8 @@ class GenerationResponse(Response):
 
     background = None
 
-    def __init__(self, answer: Answer, span: Span, request_id: str, reopen: Reopen, *, write_timeout_s: float) -> None:
+    def __init__(self, answer: Answer, span: Span, request_id: str, reopen: Reopen) -> None:
         self._take(answer)
-        self._write_timeout_s = write_timeout_s
         self._span = span
         self._request_id = request_id
         self._reopen = reopen
@@ -70,7 +69,7 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self._until_disconnect(self._answer(scope, receive, self._bounded(scope, send)), receive)
+            await self._until_disconnect(self._answer(scope, receive, send), scope, receive)
         except Exception as error:
             self._span.set_status(Status(StatusCode.ERROR, type(error).__name__))
             raise
@@ -82,20 +81,6 @@ class GenerationResponse(Response):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         raise NotImplementedError
 
-    def _bounded(self, scope: Scope, send: Send) -> Send:
-        """`send`, which waits while the client does not read: not for ever. Tokens wait in their channels meanwhile."""
-
-        async def bounded(message: Message) -> None:
-            try:
-                async with asyncio.timeout(self._write_timeout_s):
-                    await send(message)
-            except TimeoutError:
-                self._generation.cause = "slow_client"
-                scope["state"]["abort_connection"]()
-                raise ClientDisconnect from None
-
-        return bounded
-
     async def _enter(self, stack: AsyncExitStack, scope: Scope) -> Generation:
         """Submit; or go on with the request that was submitted under the same key before, which gives its id."""
         try:
@@ -105,8 +90,8 @@ class GenerationResponse(Response):
             self._request_id = scope["state"]["request_id"] = known.response_id
             return await stack.enter_async_context(self._generation)
 
-    async def _until_disconnect(self, work: Coroutine[Any, Any, None], receive: Receive) -> None:
-        """Run `work`; give it up when the client leaves.
+    async def _until_disconnect(self, work: Coroutine[Any, Any, None], scope: Scope, receive: Receive) -> None:
+        """Run `work`, which waits while the client does not read; give it up when the client leaves, or was cut.
 
         Raises:
             ClientDisconnect: it left.
@@ -115,7 +100,7 @@ class GenerationResponse(Response):
         try:
             await asyncio.wait((answer, watch), return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
-                self._generation.cause = "client_disconnect"
+                self._generation.cause = "slow_client" if "is_slow" in scope["state"] else "client_disconnect"
         finally:
             await cancel_and_wait(answer, watch)
         if answer.cancelled():
@@ -157,11 +142,10 @@ class StreamResponse(GenerationResponse):
         request_id: str,
         reopen: Reopen,
         *,
-        write_timeout_s: float,
         ping_interval_s: float,
         stream_interval_s: float,
     ) -> None:
-        super().__init__(answer, span, request_id, reopen, write_timeout_s=write_timeout_s)
+        super().__init__(answer, span, request_id, reopen)
         self._ping_interval_s = ping_interval_s
         self._stream_interval_s = stream_interval_s
         self._frames: dict[int, sse.TextFrame] = {}
@@ -174,8 +158,6 @@ class StreamResponse(GenerationResponse):
                 if self._received.is_nothing:
                     await _write(send, self._openings())
                 await self._follow(generation, send)
-            except ClientDisconnect:
-                raise
             except Exception as error:
                 await _write(send, self._error(error))
                 self._generation.cause = error.code if isinstance(error, GenerationFailed) else "internal_error"

@@ -111,13 +111,12 @@ async def _serve(request: Request, kind: type[Body], prefix: str) -> GenerationR
 
     settings = gateway.settings
     if not body.stream:
-        return WholeResponse(answer, span, request_id, reopen, write_timeout_s=settings.write_timeout_s)
+        return WholeResponse(answer, span, request_id, reopen)
     return StreamResponse(
         answer,
         span,
         request_id,
         reopen,
-        write_timeout_s=settings.write_timeout_s,
         ping_interval_s=settings.ping_interval_s,
         stream_interval_s=settings.stream_interval_s,
     )

@@ -15,6 +15,7 @@ import pytest
 
 from services.gateway.http import body as body_module
 from services.gateway.http import connection, routes
+from services.gateway.http.connection import BoundedProtocol
 from services.gateway.requests.submissions import build_submissions
 from services.gateway.text.tokenizer import TextTokenizer
 from shared.messages import Abort, Submission
@@ -210,7 +211,7 @@ def test_deep_json_is_400(scene: Scene, deep: str) -> None:
 
 def open_stream(sock: socket.socket, **body: Any) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    data = json.dumps({"prompt": "go", "stream": True, "user": "u", **body}).encode()
+    data = json.dumps({"prompt": "go", "stream": True, "user": "u"} | body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
     sock.sendall(head.encode() + data)
 
@@ -231,6 +232,64 @@ def test_a_client_that_does_not_read_holds_nothing_up(open_scene: OpenScene) -> 
     scene.gateway.wait_for(lambda: scene.gateway.state.engine.reader.num_live == 0)
     server = scene.gateway.server.server_state
     scene.gateway.wait_for(lambda: not server.tasks and len(server.connections) <= 1)
+
+
+def keep_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the kernel would hold of an answer for a client that does not read, megabytes here, stays in the process."""
+    made = BoundedProtocol.connection_made
+
+    def connection_made(self: BoundedProtocol, transport: Any) -> None:
+        with closing(transport.get_extra_info("socket").dup()) as own:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        made(self, transport)
+
+    monkeypatch.setattr(BoundedProtocol, "connection_made", connection_made)
+
+
+def open_whole_answer(scene: Scene, sock: socket.socket) -> None:
+    """Of 100 kB, with nothing read of it yet: in JSON a control character has six of them."""
+    scene.scripts["go"] = answer("\x01" * 70)
+    open_stream(sock, prompt=["go"] * 100, n=2, max_tokens=100, stream=False)
+    # the text is there, and the answer written as far as it goes
+    scene.gateway.wait_for(lambda: scene.gateway.metric("request_success_total", finished_reason="stop") == 200, 60)
+
+
+def test_a_whole_answer_that_nobody_takes_holds_no_connection(
+    open_scene: OpenScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 93 again: nobody waits for the rest of an answer that was written at once, and a connection that is closed
+    in order stays until all was taken."""
+    keep_little(monkeypatch)
+    scene = open_scene(write_timeout_s=0.5)
+    connections = scene.gateway.server.server_state.connections
+    with closing(socket.create_connection(("127.0.0.1", scene.gateway.settings.port))) as stuck:
+        open_whole_answer(scene, stuck)
+        (full,) = scene.gateway.wait_for(lambda: [c for c in list(connections) if is_full(c)])
+        scene.gateway.wait_for(lambda: full not in connections)
+
+
+def is_full(protocol: Any) -> bool:
+    """Whether much of an answer waits in the process."""
+    return bool(protocol.transport.get_write_buffer_size() > 2 * connection.LEAST_TAKEN)
+
+
+def test_who_reads_slowly_but_reads_gets_all(open_scene: OpenScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five times as fast as it must."""
+    keep_little(monkeypatch)
+    scene = open_scene(write_timeout_s=2.0)
+    with closing(socket.create_connection(("127.0.0.1", scene.gateway.settings.port), timeout=10)) as slow:
+        open_whole_answer(scene, slow)
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)  # a tiny window alone is slow
+        received, due, started = b"", 10_000, time.monotonic()
+        while not received.endswith(b"}"):
+            part = slow.recv(due - len(received))
+            assert part, "it was cut"
+            received += part
+            if len(received) == due:
+                time.sleep(0.25)
+                due += 10_000
+        assert time.monotonic() - started > 2.0
+    assert len(json.loads(received.partition(b"\r\n\r\n")[2])["choices"]) == 200
 
 
 def test_bodies_of_many_requests_share_what_memory_there_is_for_them(open_scene: OpenScene) -> None:
