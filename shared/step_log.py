@@ -14,6 +14,8 @@ from shared.packing import NO_TOKEN, are_tokens, unpack_int32
 from shared.records import Seat
 
 _END_REASONS = frozenset(EndReason)
+MOST_WORKERS = 256
+"""A follower remembers no more of them, beside those that work."""
 _UNKNOWN = -1
 """Last step of a worker that this follower has not seen yet: its first step is no gap."""
 
@@ -105,7 +107,15 @@ class StepLogFollower:
             worker = self._workers.get(message.worker)
             if worker is not None and worker.incarnation <= message.incarnation:
                 self._workers[message.worker] = _Worker(message.incarnation + 1, 0)
+                self._forget_fenced()
         return []
+
+    def _forget_fenced(self) -> None:
+        """Containers get new names all the time: of workers of whom nothing came since their fence, only some stay."""
+        if len(self._workers) > MOST_WORKERS:
+            fenced = [name for name, worker in self._workers.items() if worker.last_step == 0]
+            for name in fenced[: len(self._workers) - MOST_WORKERS]:
+                del self._workers[name]
 
     def _apply_cached(self, cached: Iterable[tuple[str, int]]) -> Iterator[Update]:
         for request_id, num_cached_tokens in cached:

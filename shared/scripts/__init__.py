@@ -30,7 +30,8 @@ class _Script:
         self.sha = sha1(self.source, usedforsecurity=False).hexdigest()
 
 
-_SUBMIT, _ACQUIRE, _FENCE_WORKER, _FENCED_APPEND = map(_Script, ("submit", "acquire", "fence_worker", "fenced_append"))
+_SUBMIT, _ACQUIRE, _FENCED_APPEND = map(_Script, ("submit", "acquire", "fenced_append"))
+_FENCE_WORKER, _FORGET_WORKERS = map(_Script, ("fence_worker", "forget_workers"))
 
 
 def _run(client: redis.Redis, script: _Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
@@ -243,6 +244,13 @@ def fence_worker(
     return int(_run(client, _FENCE_WORKER, [keys.fence, keys.steps], arguments))
 
 
+def forget_workers(client: redis.Redis, keys: Keys, *, epoch: int, incarnations: Mapping[str, int]) -> bool:
+    """Take these workers out of the fence, as far as nobody holds them and this is their incarnation; whether `epoch`
+    is current. Incarnations of such a name go on above `FenceState.forgotten`."""
+    arguments = [epoch, *(word for pair in incarnations.items() for word in pair)]
+    return bool(_run(client, _FORGET_WORKERS, [keys.fence], arguments))
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerFence:
     """The fence's view of one worker."""
@@ -264,6 +272,8 @@ class FenceState:
     """Late writes that were refused: by worker, and `leader`."""
     redis_run_id: str = ""
     """Of the Redis process that a leader met last; empty: it met none yet."""
+    forgotten: int = 0
+    """The highest incarnation of all workers that are no longer here."""
 
 
 _REFUSED = "refused:"
@@ -298,6 +308,7 @@ def parse_fence(raw: Mapping[bytes, bytes]) -> FenceState:
         workers=workers,
         refused=refused,
         redis_run_id=fields.get(_REDIS_RUN_ID, ""),
+        forgotten=int(fields.get("forgotten", 0)),
     )
 
 

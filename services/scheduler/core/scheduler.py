@@ -16,7 +16,7 @@ from services.scheduler.core.counters import Counters
 from services.scheduler.core.diagnostics import Diagnosis, diagnose
 from services.scheduler.core.forks import Groups
 from services.scheduler.core.integrity import check_integrity
-from services.scheduler.core.known_worker import KnownWorker
+from services.scheduler.core.known_worker import KnownWorker, forget_absent
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.outcomes import Finished, LiveOutput, ScheduledPlan, SchedulerStats
 from services.scheduler.core.policies import make_policy
@@ -167,6 +167,7 @@ class SchedulerCore:
             joined.fingerprint,
         )
         self.num_joins += 1
+        forget_absent(self.known_workers, self.lanes)
         swap.leave_draining_lanes(self)
         self._reject_what_never_fits()
 
@@ -184,7 +185,8 @@ class SchedulerCore:
 
         Fencing one that never joined is normal.
         """
-        known = self.known_workers.setdefault(worker, KnownWorker())
+        known = self.known_workers.pop(worker, None) or KnownWorker()
+        self.known_workers[worker] = known  # the last of those that died
         known.fenced = max(known.fenced, incarnation)
         lane = self.lanes.get(worker)
         if lane is None or lane.incarnation > incarnation:

@@ -144,10 +144,12 @@ class Follower:
         self._read.setdefault(stream, START)
 
     def _forget_fenced(self) -> None:
-        """What a tick took note of as fenced gets no plan any more."""
+        """What a tick took note of as fenced gets no plan any more. Nor does who is not remembered, unless a fence was
+        read that is to be applied."""
         known = self.position.core.known_workers
+        coming = {message.worker for _, message in self._log if isinstance(message, WorkerFenced)}
         for stream, (worker, number) in list(self._plans.items()):
-            if worker in known and number <= known[worker].fenced:
+            if number <= known[worker].fenced if worker in known else worker not in coming:
                 del self._plans[stream], self._read[stream]
 
     # ------------------------------------------------------------ applying

@@ -34,6 +34,8 @@ from shared.scripts import FenceState, read_fence
 FOLLOW_INTERVAL_S = 0.1
 """A standby looks this often whether it may lead, and what was committed meanwhile."""
 ACQUIRE_INTERVAL_S = 0.25
+RECENT = 16
+"""Incarnations whose streams an earlier leader may have left; those of older ones have expired."""
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -257,7 +259,9 @@ def old_streams(fence: FenceState, lanes: Mapping[str, int]) -> list[Incarnation
     return [
         stream
         for stream in (
-            Incarnation(name, n) for name, state in fence.workers.items() for n in range(1, state.incarnation)
+            Incarnation(name, n)
+            for name, state in fence.workers.items()
+            for n in range(max(1, state.incarnation - RECENT), state.incarnation)
         )
         if lanes.get(stream.worker) != stream.number
     ]

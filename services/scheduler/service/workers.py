@@ -18,7 +18,7 @@ from shared.fault_points import FaultPoint, pass_point
 from shared.keys import Keys
 from shared.leases import forget_members, read_members
 from shared.messages import Lease, WorkerDraining, WorkerEvent, WorkerFenced, WorkerJoined, WorkerState
-from shared.scripts import FenceState, fence_worker, read_fence
+from shared.scripts import FenceState, fence_worker, forget_workers, read_fence
 
 SERVICE = "gpu_worker"
 FORGET_AFTER_S = 60.0
@@ -27,14 +27,27 @@ BLIND_AFTER_S = 1.0
 """If the leases were not looked at for this long, the leader or Redis had stopped, and with them the renewals …"""
 SIGHT_AFTER_S = 1.0
 """… so a missing lease proves nothing before everybody had this long to renew."""
+MOST_VACANT = 64
+"""Seats that are kept although nobody holds or wants them. Containers get new names all the time."""
+FORGOTTEN = ""
+"""In the numbers: the highest incarnation of all workers that the fence has forgotten."""
 REMEMBERED = 1000
 """Ended instances that are remembered."""
 
 
 def note_numbers(numbers: dict[str, int], fence: FenceState) -> None:
     """Bring the highest known incarnations up to the fence."""
+    forget_numbers(numbers, fence.forgotten, [w for w in numbers if w != FORGOTTEN and w not in fence.workers])
     for worker, state in fence.workers.items():
         numbers[worker] = max(state.incarnation, numbers.get(worker, 0))
+
+
+def forget_numbers(numbers: dict[str, int], forgotten: int, workers: Iterable[str]) -> None:
+    """All incarnations up to `forgotten` are over: one number stands for those of these workers that are no higher."""
+    numbers[FORGOTTEN] = max(forgotten, numbers.get(FORGOTTEN, 0))
+    for worker in workers:
+        if numbers.get(worker, 0) <= numbers[FORGOTTEN]:
+            numbers.pop(worker, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +201,7 @@ class WorkerDirectory:
         if now >= self._sight_from:
             self._fence_lapsed({lease.instance for lease in leases})
         self._admit(leases)
+        self._forget_vacant({lease.name for lease in leases})
         return self._events({lease.instance: lease for lease in leases})
 
     def _counts(self, lease: Lease) -> bool:
@@ -226,7 +240,7 @@ class WorkerDirectory:
             expected=seat.incarnation,
             new_holder=new_holder,
             reason=reason,
-            highest=self._numbers.get(worker, 0),
+            highest=self._numbers.get(worker, self._numbers.get(FORGOTTEN, 0)),
         )
         pass_point(FaultPoint.WORKER_FENCED)
         if incarnation == 0:
@@ -239,6 +253,20 @@ class WorkerDirectory:
         self._numbers[worker] = incarnation
         self._view_is_stale = False
         logs.info("worker_fenced", worker=worker, incarnation=incarnation - 1, new_holder=new_holder, reason=reason)
+
+    def _forget_vacant(self, wanted: set[str]) -> None:
+        """Of the seats that nobody holds, and that no process is there for, only the last ones stay."""
+        vacant = [worker for worker, seat in self._seats.items() if not seat.holder and worker not in wanted]
+        old = {worker: self._seats[worker].incarnation for worker in vacant[:-MOST_VACANT]}
+        if not old or self._view_is_stale:
+            return
+        if not forget_workers(self._client, self._keys, epoch=self._epoch, incarnations=old):
+            raise Fenced(f"epoch {self._epoch} is stale")
+        forget_numbers(self._numbers, max(old.values()), old)
+        for worker in old:
+            del self._seats[worker]
+            self._fenced.pop(worker, None)
+        logs.info("workers_forgotten", num_workers=len(old))
 
     def _refresh(self) -> None:
         """Read the fence at first, and after a call whose reply was lost."""

@@ -1,15 +1,17 @@
 """Workers die, hang, come back, ask for admission: who is alive, and that no text suffers."""
 
 import time
+from functools import partial
 from typing import Any
 
 import pytest
 
+from services.scheduler.core import known_worker
 from services.scheduler.service import workers
 from services.scheduler.service.leader import Leader
 from shared.leases import read_members
 from shared.messages import Decoder, LogMessage, PoolStats, ProcessDied, StepResult, WorkerFenced
-from shared.scripts import AppendStatus, read_fence
+from shared.scripts import AppendStatus, publish_step, read_fence
 from shared.streams import scan
 from tests.fakes.live_worker import LiveWorker
 from tests.integration.scheduler.conftest import Pool, Scheduler, wait_for
@@ -280,6 +282,53 @@ def test_a_worker_admitted_by_a_leader_that_died_before_the_tick_still_joins(poo
     pool.wait_until_ended()
     pool.check_texts()
     assert worker.incarnations == [1]
+
+
+def test_names_that_never_come_again_do_not_pile_up(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Case 106: every container has a name of its own. A standby follows all of them; the first one comes back."""
+    caplog.set_level("INFO", "pagewire.scheduler")
+    monkeypatch.setattr(workers, "MOST_VACANT", 3)
+    monkeypatch.setattr(known_worker, "MOST_ABSENT", 3)
+    leading, standby = pool.scheduler(lease_ttl_s=2.0).start(), pool.scheduler(lease_ttl_s=2.0)
+    names = [f"worker-{number:02}" for number in range(12)]
+    for name in names:
+        worker = pool.worker(name)
+        if name == names[1]:
+            standby.start()
+            wait_for(lambda: pool.health() and standby.service._standby._follower is not None)
+        pool.submit(1)
+        pool.wait_until_ended()
+        worker.kill()
+        pool.send(ProcessDied(worker.instance))
+        wait_for(partial(_is_vacant, pool, name))
+    wait_for(lambda: pool.health() and len(read_fence(pool.client, pool.keys).workers) == 3)
+    back = pool.worker(names[0])
+    pool.submit(2)
+    pool.wait_until_ended()
+    assert leading.leader is not None and len(leading.leader.position.core.known_workers) <= 4
+    assert back.incarnations[0] > 1, "that number was given before"
+    late = publish_step(pool.client, pool.keys, worker=names[0], incarnation=1, step_id=99, payload=b"late")
+    assert late is AppendStatus.STALE
+    wait_for(lambda: len(_followed(standby)) <= 4)
+    leading.crash()
+    pool.submit(2)
+    pool.wait_until_ended()
+    pool.check_texts()
+    assert [record.getMessage() for record in caplog.records].count("took_over_hot") == 1
+    assert len(back.incarnations) == 1
+
+
+def _followed(standby: Scheduler) -> list[str]:
+    """Plan streams that it reads."""
+    follower = standby.service._standby._follower
+    assert follower is not None
+    return list(follower._plans)
+
+
+def _is_vacant(pool: Pool, name: str) -> bool:
+    return pool.health() and _holder(pool, name) == ""
 
 
 def test_names_of_the_dead_leave_the_members(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:

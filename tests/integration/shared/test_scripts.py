@@ -37,6 +37,7 @@ from shared.scripts import (
     acquire,
     commit_ticks,
     fence_worker,
+    forget_workers,
     publish_step,
     read_fence,
     submit,
@@ -271,6 +272,35 @@ def test_a_restarted_worker_begins_at_step_one_of_its_own_incarnation(redis_clie
     assert publish(redis_client, keys, 2, 4) is STALE
     assert publish(redis_client, keys, 2, 1) is OK
     assert read_fence(redis_client, keys).workers["worker-0"].holder == "again"
+
+
+def test_who_is_gone_leaves_the_fence_and_no_incarnation_is_given_twice(redis_client: redis.Redis, keys: Keys) -> None:
+    """Case 106. A process may still be there that held the name once."""
+    epoch = lead(redis_client, keys, "a")
+    admit(redis_client, keys, epoch)
+    assert forget_workers(redis_client, keys, epoch=epoch, incarnations={"worker-0": 1})
+    assert "worker-0" in read_fence(redis_client, keys).workers, "it is held"
+    assert admit(redis_client, keys, epoch, expected=1, holder="") == 2
+    assert not forget_workers(redis_client, keys, epoch=epoch - 1, incarnations={"worker-0": 2})
+    assert forget_workers(redis_client, keys, epoch=epoch, incarnations={"worker-0": 1})
+    assert "worker-0" in read_fence(redis_client, keys).workers, "it has another incarnation"
+    assert publish(redis_client, keys, 1, 1) is STALE
+    assert forget_workers(redis_client, keys, epoch=epoch, incarnations={"worker-0": 2, "never-there": 0})
+    fence = read_fence(redis_client, keys)
+    assert (fence.workers, fence.refused, fence.forgotten) == ({}, {}, 2)
+    assert publish(redis_client, keys, 1, 1) is STALE and publish(redis_client, keys, 2, 1) is STALE
+    answer = fence_worker(
+        redis_client,
+        keys,
+        epoch=epoch,
+        worker="worker-0",
+        expected=0,
+        new_holder="w",
+        reason="admitted",
+        highest=fence.forgotten,
+    )
+    assert answer == 3
+    assert publish(redis_client, keys, 2, 1) is STALE and publish(redis_client, keys, 3, 1) is OK
 
 
 # ---------------------------------------------------------------- submission

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from shared import step_log
 from shared.errors import MalformedMessage
 from shared.messages import (
     EndReason,
@@ -144,6 +145,19 @@ def test_a_first_step_that_is_not_step_one_is_a_gap_after_a_fence() -> None:
     follower.apply(step(1, [1], joined=((0, "a", 0),)))
     follower.apply(WorkerFenced(worker="w", incarnation=1))
     assert follower.apply(step(2, [2], incarnation=2))[0].gap
+
+
+def test_workers_whose_names_never_come_again_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 106, in gateways. Of who works a missing step is noticed all the same."""
+    monkeypatch.setattr(step_log, "MOST_WORKERS", 3)
+    follower = StepLogFollower()
+    follower.track("r")
+    follower.apply(StepResult("lasting", 1, 1))
+    for number in range(20):
+        follower.apply(StepResult(f"pod-{number}", 1, 1))
+        follower.apply(WorkerFenced(f"pod-{number}", 1, "gone"))
+    assert len(follower._workers) == 3
+    assert [update.gap for update in follower.apply(StepResult("lasting", 1, 3))] == [True]
 
 
 def test_a_late_reader_learns_from_the_roster_that_it_lacks_tokens() -> None:
