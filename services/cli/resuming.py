@@ -121,7 +121,9 @@ class ResumingStream:
         if response.status_code == httpx.codes.NOT_FOUND and self.num_resumed:
             raise ServerError("the stream broke off, and the server knows it no more")
         may_be_accepted = self.request_id or self._was_sent
-        if response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR and may_be_accepted:
+        # Its place among the streams of its key may still be that of the connection that broke.
+        is_crowded = response.status_code == httpx.codes.TOO_MANY_REQUESTS and self.request_id
+        if is_crowded or (response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR and may_be_accepted):
             raise _Interrupted(f"HTTP {response.status_code}")
         raise ServerError(f"HTTP {response.status_code}: {message_of(response)}")
 

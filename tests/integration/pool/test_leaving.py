@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from services.scheduler.core.cost_model import Preemption
 from services.scheduler.core.request import Request, RequestState
 from services.scheduler.core.scheduler import SchedulerCore
 from shared.messages import Decoder, FinishReason, UsageRecord
@@ -89,7 +90,8 @@ CASES = list(product((True, False), ("close", "half_close", "reset")))
 
 
 def test_leaving_ends_the_request_in_every_state(stage: Stage) -> None:
-    """While the prompt is computed, while tokens come, while it waits; streamed or not; close, half-close, reset."""
+    """While the prompt is computed, while tokens come, while it waits; streamed or not; close, half-close, reset. While
+    it is swapped out: below."""
     stage.scheduler.start()
     stage.pool.worker(step_s=0.05, num_blocks=600)
     stage.gateway.wait_ready()
@@ -114,6 +116,25 @@ def test_leaving_ends_the_request_in_every_state(stage: Stage) -> None:
     assert {(u.reason, u.cause) for u in usages} == {(FinishReason.ABORT, "client_disconnect")}
     assert len(usages) == len({u.request_id for u in usages}) == num_left
     assert stage.pool.client.zcard(stage.pool.keys.windows) == 0
+
+
+def test_leaving_ends_a_request_that_is_swapped_out(pool: Pool, gateway: RunningGateway) -> None:
+    """The host pool has its blocks again, too."""
+    stage = Stage(pool, gateway, pool.scheduler(preemption=Preemption.SWAP, enable_prefix_caching=False))
+    stage.scheduler.start()
+    pool.worker(step_s=0.02, num_blocks=64, num_cpu_blocks=64)
+    gateway.wait_ready()
+    for stream, how in CASES:
+        older = stage.send(True, 120, max_tokens=130)
+        wait_for(lambda: stage.has(is_decoding))
+        sock = stage.send(stream, 100, max_tokens=130)
+        wait_for(lambda: stage.has(lambda request: request.state is RequestState.SWAPPED))
+        leave_and_be_gone(stage, sock, how, lambda: len(stage.core.requests) == 1)
+        leave(older, "close")
+        wait_for(stage.is_idle, 5)
+        assert all(lane.pool.tier.num_free == 64 for lane in stage.core.lanes.values())
+    gateway.wait_for(lambda: gateway.metric("requests_aborted_total", reason="client_disconnect") == 2 * len(CASES))
+    assert len(stage.usages()) == 2 * len(CASES)
 
 
 def leave_and_be_gone(stage: Stage, sock: socket.socket, how: str, is_gone: Callable[[], bool]) -> None:

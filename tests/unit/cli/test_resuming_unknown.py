@@ -14,10 +14,12 @@ import pytest
 from services.cli.resuming import ResumingStream, ServerError
 
 UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}"
-ANSWER = (
+LIMITED = b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}"
+BROKEN = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-request-id: r\r\nconnection: close\r\n\r\n"
-    b'id: 1\ndata: {"choices": []}\n\ndata: [DONE]\n\n'
+    b'id: 1\ndata: {"choices": []}\n\n'
 )
+ANSWER = BROKEN + b"data: [DONE]\n\n"
 
 
 @contextmanager
@@ -43,6 +45,14 @@ def test_it_asks_again_if_the_request_may_have_been_accepted() -> None:
         assert list(ResumingStream(url, "/v1/completions", {})) == [{"choices": []}]
 
 
-def test_a_first_refusal_is_told_at_once() -> None:
-    with server([UNAVAILABLE]) as url, pytest.raises(ServerError, match="HTTP 503"):
+def test_a_stream_whose_former_connection_still_counts_is_not_given_up() -> None:
+    """A key's streams are counted, and a gateway may not have noticed yet that the client left."""
+    with server([BROKEN, LIMITED, ANSWER]) as url:
+        stream = ResumingStream(url, "/v1/completions", {})
+        assert len(list(stream)) == 2 and stream.num_resumed == 2
+
+
+@pytest.mark.parametrize("refusal", [UNAVAILABLE, LIMITED])
+def test_a_first_refusal_is_told_at_once(refusal: bytes) -> None:
+    with server([refusal]) as url, pytest.raises(ServerError, match=r"HTTP (503|429)"):
         list(ResumingStream(url, "/v1/completions", {}))

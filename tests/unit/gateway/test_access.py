@@ -1,5 +1,6 @@
 """API keys: which are found, which files are refused, and that no message shows a key."""
 
+import hmac
 from hashlib import sha256
 from pathlib import Path
 
@@ -28,6 +29,20 @@ def test_a_key_of_the_file_has_tenant_and_quota(tmp_path: Path) -> None:
     assert (caller.name, caller.tenant, caller.quota) == ("alice", "alice", Quota("alice", 3, 2.0))
     for wrong in ("", KEY + "x", KEY[:-1], KEY.upper(), DIGEST, "\udcff", "ä" * 9):
         assert keys.find(wrong) is None
+
+
+def test_every_key_is_compared_in_constant_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 127: neither where a wrong key differs, nor which of the keys is the right one, takes less time."""
+    blocks = [new_key(name, None)[1] for name in ("alice", "bob")]
+    keys, compared = load_keys(KEY, write(tmp_path, "\n".join(blocks))), list[int]()
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append(len(one))
+        return one == other
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    assert keys.find(KEY) is not None and compared == [32] * 3
+    assert keys.find("x") is None and compared == [32] * 6
 
 
 def test_a_key_in_the_open_is_of_the_default_tenant() -> None:
