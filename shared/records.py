@@ -32,6 +32,10 @@ class Seat(NamedTuple):
     row: int
 
 
+NO_SEAT: bytes = msgspec.msgpack.encode(None)
+"""A record's `seat` while the request has none."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
     """`output` holds the committed tokens up to `log_id`, which lies before all of them at first; `final` is set once
@@ -70,7 +74,7 @@ def fold_fields(
     return {
         "output": output,
         "log_id": log_id.encode(),
-        "seat": msgspec.msgpack.encode(seat),
+        "seat": NO_SEAT if seat is None else msgspec.msgpack.encode(seat),
         "cached": str(num_cached_tokens).encode(),
         **({"logprobs": logprobs} if logprobs else {}),
         **({"fingerprint": fingerprint.encode()} if fingerprint else {}),
@@ -79,7 +83,7 @@ def fold_fields(
 
 def final_fields(output: bytes, log_id: str, final: Final, logprobs: bytes = b"") -> dict[str, bytes]:
     """Fields that end a record; `logprobs` as in `fold_fields`."""
-    ended = {"output": output, "log_id": log_id.encode(), "seat": msgspec.msgpack.encode(None), "final": encode(final)}
+    ended = {"output": output, "log_id": log_id.encode(), "seat": NO_SEAT, "final": encode(final)}
     return ended | ({"logprobs": logprobs} if logprobs else {})
 
 

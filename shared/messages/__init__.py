@@ -36,6 +36,7 @@ from shared.messages.plans import (
     WorkerJoined,
 )
 from shared.messages.pool import (
+    MOST_NAMED,
     Lease,
     PoolOverview,
     PoolStats,
@@ -52,6 +53,7 @@ __all__ = [
     "DEADLINE_CAUSES",
     "FIELD",
     "FINISH_REASONS",
+    "MOST_NAMED",
     "SCHEMA_VERSION",
     "WORKERS_DIED",
     "Abort",

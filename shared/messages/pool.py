@@ -165,6 +165,10 @@ class RequestOverview(Part, frozen=True):
     """KV blocks that it holds, shared ones included."""
 
 
+MOST_NAMED = 100
+"""Requests of each state in an overview; of those that wait the first ones."""
+
+
 class PoolOverview(Message, frozen=True, tag=tag("overview")):
     """The pool at one moment, for people (`pagewire top`); refreshed with the stats. Its size is bounded."""
 
@@ -172,8 +176,8 @@ class PoolOverview(Message, frozen=True, tag=tag("overview")):
     """Unix time, seconds."""
     workers: tuple[WorkerOverview, ...] = ()
     running: tuple[RequestOverview, ...] = ()
-    """At most the first 100, by arrival."""
+    """At most the first `MOST_NAMED`, by arrival."""
     waiting: tuple[RequestOverview, ...] = ()
-    """At most the first 100, in their order."""
+    """Likewise, in their order."""
     swapped: tuple[RequestOverview, ...] = ()
-    """At most 100."""
+    """Likewise."""

@@ -11,8 +11,8 @@ import redis.asyncio
 
 from shared.errors import ProtocolError
 from shared.keys import Keys
-from shared.messages import Abort, Decoder, PoolOverview, RequestOverview, ResponseHead
-from shared.records import RequestRecord, live_heads
+from shared.messages import MOST_NAMED, Abort, Decoder, PoolOverview, RequestOverview, ResponseHead
+from shared.records import NO_SEAT, RequestRecord, live_heads
 from shared.scripts import attachments
 
 MOST = 1000
@@ -30,7 +30,8 @@ async def list_live(client: redis.asyncio.Redis, keys: Keys, tenant: str, now: f
     overviews = await read_overviews(client, keys)
     found, has_more = await _heads_of(client, keys, tenant)
     own = sorted(found, key=lambda head: (head.created, head.request_ids))[:MOST]
-    return [_live(head, overviews, now) for head in own], has_more
+    known = await _read_folded(client, keys, own, overviews) | overviews
+    return [_live(head, known, now) for head in own], has_more
 
 
 async def _heads_of(client: redis.asyncio.Redis, keys: Keys, tenant: str) -> tuple[list[ResponseHead], bool]:
@@ -59,9 +60,12 @@ def describe(
             "output_tokens": sum(final.num_output_tokens for final in ended),
             "blocks": 0,
         }
-    live = _live(head, overviews, now)
-    live["output_tokens"] += sum(final.num_output_tokens for final in ended)
-    return live
+    is_crowded = _is_crowded(overviews)
+    folded = [
+        _folded(r.submission.request_id, r.seat is not None, r.final is not None, len(r.output), is_crowded)
+        for r in records
+    ]
+    return _live(head, {one.request_id: one for one in folded} | overviews, now)
 
 
 async def cancel(client: redis.asyncio.Redis, keys: Keys, head: ResponseHead) -> None:
@@ -72,15 +76,16 @@ async def cancel(client: redis.asyncio.Redis, keys: Keys, head: ResponseHead) ->
         await pipe.execute()
 
 
-def _live(head: ResponseHead, overviews: dict[str, RequestOverview], now: float) -> Json:
-    """`state` is `accepted` if the overview, which is bounded and half a second old, does not name it."""
-    parts = [overviews[request_id] for request_id in head.request_ids if request_id in overviews]
+def _live(head: ResponseHead, known: dict[str, RequestOverview], now: float) -> Json:
+    """`state` is `accepted` while the scheduler has not told of it; `blocks` of one that it does not name is null."""
+    parts = [known[request_id] for request_id in head.request_ids]
     states = {part.state for part in parts}
+    is_named = all(part.worker for part in parts if part.state == "running")
     waiting = next((part for part in parts if part.reason), None)
     return _head(head, now) | {
         "state": next((state for state in _STATES if state in states), "accepted"),
         "output_tokens": sum(part.num_output_tokens for part in parts),
-        "blocks": sum(part.num_blocks for part in parts),
+        "blocks": sum(part.num_blocks for part in parts) if is_named else None,
         "preemptions": sum(part.num_preemptions for part in parts),
         "waiting_reason": waiting.reason if waiting is not None else None,
         "waiting_detail": waiting.detail if waiting is not None else None,
@@ -96,6 +101,38 @@ def _head(head: ResponseHead, now: float) -> Json:
         "sequences": len(head.request_ids),
         "prompt_tokens": head.num_prompt_tokens,
     }
+
+
+async def _read_folded(
+    client: redis.asyncio.Redis, keys: Keys, heads: Sequence[ResponseHead], overviews: dict[str, RequestOverview]
+) -> dict[str, RequestOverview]:
+    """Every sequence of these responses that the overview, which is bounded, does not name, as its record has it."""
+    is_crowded = _is_crowded(overviews)
+    others = [request_id for head in heads for request_id in head.request_ids if request_id not in overviews]
+    async with client.pipeline(transaction=False) as pipe:
+        for request_id in others:
+            pipe.hmget(keys.request(request_id), "seat", "final")
+            pipe.hstrlen(keys.request(request_id), "output")
+        values: list[Any] = await pipe.execute()
+    return {
+        request_id: _folded(request_id, (seat or NO_SEAT) != NO_SEAT, final is not None, size // 4, is_crowded)
+        for request_id, (seat, final), size in zip(others, values[::2], values[1::2], strict=True)
+    }
+
+
+def _is_crowded(overviews: dict[str, RequestOverview]) -> bool:
+    """Whether more may wait than are named."""
+    return sum(one.state == "waiting" for one in overviews.values()) >= MOST_NAMED
+
+
+def _folded(
+    request_id: str, is_seated: bool, is_ended: bool, num_output_tokens: int, is_crowded: bool
+) -> RequestOverview:
+    """A sequence as its record has it, some seconds old."""
+    state, reason = ("waiting", "behind") if is_crowded else ("accepted", "")
+    if is_seated or is_ended:
+        state, reason = "finished" if is_ended else "running", ""
+    return RequestOverview(request_id, state, 0, num_output_tokens, 0, 0.0, reason=reason)
 
 
 async def read_overviews(client: redis.asyncio.Redis, keys: Keys) -> dict[str, RequestOverview]:

@@ -10,9 +10,9 @@ from services.scheduler.core.blocks import BlockPool
 from services.scheduler.core.diagnostics import Diagnosis, diagnose_running, diagnose_swapped
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.scheduler import SchedulerCore
-from shared.messages import PoolOverview, RequestOverview, WorkerOverview
+from shared.messages import MOST_NAMED, PoolOverview, RequestOverview, WorkerOverview
 
-MOST_REQUESTS = 100
+MOST_REQUESTS = MOST_NAMED
 CELLS_PER_WORKER = 128
 CELLS_IN_ALL = 1024
 FEWEST_CELLS = 8

@@ -10,6 +10,8 @@ import pytest
 from services.gateway.http import requests
 from services.gateway.requests import live
 from shared.messages import Abort, PoolOverview, RequestOverview, encode
+from shared.packing import pack_int32
+from shared.records import Seat, fold_fields
 from tests.fakes.byte_model import answer, spell
 from tests.fakes.scripted_pool import Script
 from tests.fakes.sse_reader import parse_sse
@@ -49,6 +51,27 @@ def test_live_requests_are_listed_without_text(scene: Scene) -> None:
         assert one.json()["output_tokens"] == 12
         assert CANARY not in listed.text + one.text and "canary" not in one.text
     scene.gateway.wait_for(lambda: http.get("/v1/requests").json()["data"] == [])
+
+
+def test_whom_the_overview_does_not_name_is_told_from_the_record(scene: Scene) -> None:
+    """It names 100 in each state: a running request beyond was `accepted`, without a token."""
+    scene.scripts["go"] = Script((), end=None)
+    http, client, keys = scene.gateway.http, scene.pool.client, scene.pool.keys
+    body = {"prompt": "go", "stream": True}
+    with ExitStack() as stack:
+        running, queued = (
+            stack.enter_context(http.stream("POST", "/v1/completions", json=body)).headers["x-request-id"]
+            for _ in range(2)
+        )
+        fields: Any = fold_fields(pack_int32([1] * 5), "1-0", Seat("worker-0", 1, 2))
+        client.hset(keys.request(running), mapping=fields)
+        assert http.get(f"/v1/requests/{queued}").json()["state"] == "accepted"
+        others = tuple(RequestOverview(f"other-{i}", "waiting", 1, 0, 0, 0.5, reason="rows") for i in range(100))
+        client.set(keys.overview, encode(PoolOverview(time.time(), waiting=others)), px=5000)
+        listed = http.get("/v1/requests").json()["data"]
+        told = [(one["id"], one["state"], one["output_tokens"], one["blocks"], one["waiting_reason"]) for one in listed]
+        assert told == [(running, "running", 5, None, None), (queued, "waiting", 0, 0, "behind")]
+        assert http.get(f"/v1/requests/{running}").json()["output_tokens"] == 5
 
 
 def test_a_waiting_request_outlives_the_time_that_ended_ones_are_kept(
