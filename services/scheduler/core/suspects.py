@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from services.scheduler.core.lane import Lane
     from services.scheduler.core.seats import Seat
 
-CLEARED_TOKENS = 8
-"""Not one: what a step of decode kills may still yield a token at each of its prefills."""
+CLEARED_TOKENS = 3
+"""Not one: what a step of decode kills may still yield a token at each of its prefills, and that of a plan that was
+computed beside. Not many: where workers die for other reasons, whoever is cleared late is blamed for these."""
 
 
 def is_suspect(request: Request, config: SchedulerConfig) -> bool:
