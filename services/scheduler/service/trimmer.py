@@ -102,7 +102,7 @@ class Trimmer:
             self._trim_log(pipe, saved, now)
             if saved.intake_id != START:
                 pipe.xtrim(self._keys.intake, minid=saved.intake_id, approximate=True)
-            used_until = entry_order(saved.log_id)[0] - self._keep_usage_ms  # entry ids hold the time
+            used_until = self._usage_cut(saved, now)
             if used_until > 0:
                 pipe.xtrim(self._keys.usage, minid=f"{used_until}-0", approximate=True)
             for (worker, number), answered in saved.answered.items():
@@ -121,6 +121,14 @@ class Trimmer:
             pipe.execute()
         for incarnation in ended:
             del self._ended[incarnation]
+
+    def _usage_cut(self, saved: Saved, now: float) -> int:
+        """Usage records of before this time (Unix, ms) may go; entry ids hold the time. In a pool at rest the log
+        stands still while they age."""
+        saved_until = entry_order(saved.log_id)[0]
+        if not now:
+            return saved_until - self._keep_usage_ms
+        return min(saved_until, int(now * 1000) - self._keep_usage_ms)
 
     def _trim_log(self, pipe: redis.client.Pipeline, saved: Saved, now: float) -> None:
         cut = self._log_cut(saved)

@@ -112,6 +112,21 @@ def test_the_log_is_never_cut_before_fold_and_snapshot(keys: Keys, saved: str, f
     assert trimmer._log_cut(Saved(saved, "0-0", {}, ())) == expected
 
 
+def test_usage_records_age_in_a_pool_at_rest_too(redis_url: str, keys: Keys) -> None:
+    """Nothing comes to the log any more, whose last entry is none of what could tell the time."""
+    client = connect(redis_url)
+    for second in range(1, 11):
+        client.xadd(keys.usage, {"m": b"x" * 5000}, id=f"{second}000-0")  # a node each
+    trimmer = Trimmer(keys, keep_s=0, keep_bytes=0, keep_usage_s=60)
+    trimmer.on_saved(Saved("8000-0", "0-0", {}, ()))
+    left = []
+    for now in (61.0, 65.0, 1000.0):
+        trimmer.run(client, now=now)
+        left.append(next(scan(client, keys.usage)).entry_id)
+    client.close()
+    assert left == ["1000-0", "5000-0", "8000-0"]  # no further than a restart needs
+
+
 def test_a_plan_in_flight_is_never_cut(redis_url: str, keys: Keys) -> None:
     client = connect(redis_url)
     for plan in range(1, 8):
