@@ -22,6 +22,8 @@ config() {
   done
 }
 echo "Redis: $durability (PAGEWIRE_DURABILITY ${PAGEWIRE_DURABILITY:-everysec})"
+# What a Redis left that was killed while it rewrote its file: it never deletes that itself, and it holds prompts.
+rm -f "${PAGEWIRE_REDIS_DATA:-/data}"/temp-rewriteaof-*.aof "${PAGEWIRE_REDIS_DATA:-/data}"/temp-*.rdb
 # Takes this process's place, so that whoever stops it stops Redis.
 exec redis-server - "$@" <<END
 $(config)

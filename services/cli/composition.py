@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from services.cli.redis_server import OwnRedis
+from services.cli.redis_server import OwnRedis, remove_remains
 from services.cli.settings import Settings, extra_of
 from services.cli.supervisor import ChildSpec
 from shared.context_length import context_length
@@ -58,7 +58,8 @@ def _context_length(model: Path) -> int | None:
 
 def redis_spec(own: OwnRedis, base: Mapping[str, str]) -> ChildSpec:
     """The stack's own Redis."""
-    return ChildSpec("redis", "redis", own.command, base, has_lease=False)
+    folder = own.config.parent
+    return ChildSpec("redis", "redis", own.command, base, has_lease=False, before_start=lambda: remove_remains(folder))
 
 
 def gateway_spec(

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -125,6 +126,17 @@ def prepare(directory: Path, binary: RedisBinary, durability: Durability = "ever
         os.fchmod(descriptor, 0o600)
         file.write(_config_text(own, directory, durability))
     return own
+
+
+def remove_remains(directory: Path) -> None:
+    """Delete the beginnings of new files that a Redis left which was killed while it rewrote its old one.
+
+    It never does so itself, and they hold prompts. To be called while no Redis runs there.
+    """
+    for pattern in ("temp-rewriteaof-*.aof", "temp-*.rdb"):
+        for file in directory.glob(pattern):
+            with suppress(OSError):
+                file.unlink()
 
 
 def _config_text(own: OwnRedis, directory: Path, durability: Durability) -> str:

@@ -62,6 +62,8 @@ class ChildSpec:
     has_lease: bool = True
     """Whether its death is to be reported to the pool."""
     stop_timeout_s: float = 10.0
+    before_start: Callable[[], None] = lambda: None
+    """Called before each start, when no former process of the child is there."""
 
 
 @dataclass(slots=True)
@@ -153,6 +155,7 @@ class Supervisor:
     def _spawn(self, child: Child) -> None:
         child.instance = self._new_instance()
         child.restart_at = None
+        child.spec.before_start()
         environment = {**child.spec.environment, "PAGEWIRE_INSTANCE": child.instance}
         with self._open_log(child.log) as log:
             child.log_start = log.tell()

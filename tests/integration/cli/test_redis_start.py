@@ -14,7 +14,12 @@ def start(folder: Path, **environment: str) -> "subprocess.CompletedProcess[str]
     program = folder / "redis-server"
     program.write_text('#!/bin/sh\nif [ "$1" = --version ]; then echo "v=7.4.0"; else cat; fi\n')
     program.chmod(0o755)
-    given = {"PATH": f"{folder}:{os.environ['PATH']}", "REDIS_PASSWORD": "x", "PAGEWIRE_REDIS_FILES": str(FILES)}
+    given = {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "REDIS_PASSWORD": "x",
+        "PAGEWIRE_REDIS_FILES": str(FILES),
+        "PAGEWIRE_REDIS_DATA": str(folder),
+    }
     return subprocess.run(["sh", FILES / "start.sh"], env=given | environment, capture_output=True, text=True)
 
 
@@ -42,3 +47,11 @@ def test_without_a_password_nothing_starts(tmp_path: Path) -> None:
     """Case 136."""
     answer = start(tmp_path, REDIS_PASSWORD="")
     assert answer.returncode != 0 and not answer.stdout and "REDIS_PASSWORD" in answer.stderr
+
+
+def test_what_a_killed_redis_left_of_a_new_file_goes(tmp_path: Path) -> None:
+    kept, remains = tmp_path / "appendonly.aof", tmp_path / "temp-rewriteaof-17.aof"
+    for file in (kept, remains):
+        file.write_text("prompts")
+    start(tmp_path)
+    assert kept.exists() and not remains.exists()

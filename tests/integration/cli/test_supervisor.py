@@ -1,5 +1,6 @@
 """The supervisor with real child processes: restarts, deaths, endings."""
 
+import contextlib
 import itertools
 import os
 import signal
@@ -13,8 +14,11 @@ import psutil
 import pytest
 
 from services.cli.backoff import Backoff
+from services.cli.composition import redis_spec
+from services.cli.redis_server import answers, find_redis_server, prepare
 from services.cli.signals import SignalInbox, StopRequested
 from services.cli.supervisor import Child, ChildFailed, ChildSpec, Supervisor
+from shared.redis_client import connect
 
 SLEEP = "import time; time.sleep(60)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
@@ -97,6 +101,27 @@ def test_a_child_that_keeps_dying_is_started_ever_more_rarely(rig: Rig) -> None:
     assert time.monotonic() - started > 1.4
     assert rig.deaths == ["i1", "i2", "i3", "i4"]
     assert "exited with code 3" in rig.notices[0]
+
+
+def test_a_redis_that_is_killed_while_it_rewrites_its_file_leaves_nothing_of_the_new_one(
+    rig: Rig, tmp_path: Path
+) -> None:
+    """A file of up to all of its data, prompts among it, stayed for ever after each such death."""
+    own = prepare(tmp_path, find_redis_server())
+    child = rig.supervisor.start(redis_spec(own, dict(os.environ)))
+    rig.supervisor.keep_alive()
+    rig.wait_until(lambda: answers(own.url))
+    with contextlib.closing(connect(own.url)) as client:
+        client.mset({f"key {k}": "x" * 1000 for k in range(100)})
+        client.config_set("rdb-key-save-delay", 1_000_000)  # µs
+        client.bgrewriteaof()
+    rig.wait_until(lambda: any(tmp_path.glob("temp-*")))
+    first = pid(child)
+    os.kill(first, signal.SIGKILL)
+    rig.wait_until(lambda: child.process is not None and pid(child) != first and answers(own.url))
+    assert not list(tmp_path.glob("temp-*"))
+    with contextlib.closing(connect(own.url)) as client:
+        assert client.dbsize() == 100
 
 
 def test_a_child_that_ends_while_starting_is_an_error_with_its_last_words(rig: Rig) -> None:
