@@ -2,10 +2,12 @@
 
 Idempotency-Key   a POST that is repeated with it attaches to the running or ended request instead of a second one
 X-Resume-Window   seconds for which a request goes on when its client leaves; such a key asks for it too
-Last-Event-ID     what the client has received: the rest follows (also with a POST under a key)
+Last-Event-ID     what the client has received: the rest follows (also with a POST under a key that is known: the
+                  beginning of one answer and the rest of another are no text)
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -20,7 +22,7 @@ from services.gateway.state import GatewayState
 from services.gateway.streams.catch_up import read_records
 from services.gateway.streams.custody import Attachment
 from services.gateway.streams.generation import Generation
-from shared.errors import InvalidRequest, NoSuchResponse, Unavailable
+from shared.errors import IdempotencyConflict, InvalidRequest, NoSuchResponse, Unavailable
 from shared.messages import ResponseHead
 from shared.records import RequestRecord
 from shared.redis_client import RedisFailure
@@ -108,6 +110,28 @@ async def open_response(
     generation.skip(received.counts)
     options = StreamOptions(head.include_usage, head.continuous_usage)
     return Answer(generation, shape_of(submissions[0]), options, received)
+
+
+async def check_is_known(gateway: GatewayState, tenant: str, wish: Wish, most_tokens: Sequence[int]) -> None:
+    """A streaming POST whose client has a part of the answer can only go on with that answer, never begin another one.
+
+    Raises:
+        InvalidRequest: its `Last-Event-ID` comes without a key, or is none of such a response.
+        IdempotencyConflict: nothing is known under its key.
+        Unavailable: Redis does not answer.
+    """
+    if parse_last_event_id(wish.last_event_id, most_tokens).is_nothing:
+        return
+    if not wish.key_digest:
+        message = "Last-Event-ID: a POST goes on with an answer only under the Idempotency-Key that it was sent with"
+        raise InvalidRequest(message, param="Last-Event-ID")
+    intake = gateway.engine.intake
+    try:
+        held = await intake.client.get(intake.keys.idempotency(tenant, wish.key_digest))
+    except RedisFailure as error:
+        raise Unavailable("the message log is unreachable", reason="redis_unreachable") from error
+    if held is None:
+        raise IdempotencyConflict("no answer is known under this idempotency key that could be gone on with")
 
 
 async def find_response(

@@ -15,7 +15,7 @@ from services.gateway.http.body import parse_json, read_body
 from services.gateway.http.context import DRAWN
 from services.gateway.http.event_ids import Received
 from services.gateway.http.responses import Answer, GenerationResponse, StreamOptions, StreamResponse, WholeResponse
-from services.gateway.http.resuming import Wish, body_digest, open_response, read_wish
+from services.gateway.http.resuming import Wish, body_digest, check_is_known, open_response, read_wish
 from services.gateway.http.shapes import shape_of
 from services.gateway.http.tenants import tenant_of_request
 from services.gateway.requests import bodies
@@ -100,6 +100,12 @@ async def _serve(request: Request, kind: type[Body], prefix: str) -> GenerationR
                 raise
     claim = Claim(wish.key_digest, digest) if wish.key_digest else None
     answer = _answer(gateway, body, submissions, wish, claim, request.state.caller.quota, started_at)
+    if body.stream:
+        try:
+            await check_is_known(gateway, tenant, wish, answer.generation.most_tokens)
+        except BaseException:
+            span.end()
+            raise
 
     async def reopen(response_id: str) -> Answer:
         # A body that does not stream is told as a whole, whatever the client has.

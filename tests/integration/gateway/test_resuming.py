@@ -503,6 +503,26 @@ def test_a_repeated_post_may_say_what_it_has(scene: Scene) -> None:
     assert told(joined(whole, cut, rest)) == told(whole)
 
 
+def test_a_post_that_has_a_beginning_never_gets_another_answer(scene: Scene) -> None:
+    """A key that Redis lost, or that expired, stands for nothing: a new answer behind the old beginning was told."""
+    http, body = scene.gateway.http, {"prompt": "go", "stream": True}
+
+    def post(**headers: str) -> httpx.Response:
+        return http.post("/v1/completions", json=body, headers={k.replace("_", "-"): v for k, v in headers.items()})
+
+    unknown = post(Idempotency_Key="key-1", Last_Event_ID="3")
+    assert unknown.status_code == 409 and unknown.json()["error"]["code"] == "idempotency_conflict"
+    for headers in ({"Last_Event_ID": "3"}, {"Last_Event_ID": "3,4", "Idempotency_Key": "key-1"}):
+        refused = post(**headers)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "Last-Event-ID"
+    assert not scene.pool.submissions
+    first = post(Idempotency_Key="key-1", Last_Event_ID="0")
+    assert first.status_code == 200 and len(scene.pool.submissions) == 1
+    rest = post(Idempotency_Key="key-1", Last_Event_ID="1")
+    assert rest.status_code == 200 and rest.headers["x-request-id"] == first.headers["x-request-id"]
+    assert len(scene.pool.submissions) == 1
+
+
 def test_keys_and_bodies(open_scene: OpenScene) -> None:
     scene = open_scene(tenant_header="X-Tenant")
 
