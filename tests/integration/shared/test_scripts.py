@@ -108,6 +108,13 @@ def test_a_leader_whose_lease_lapsed_but_was_not_replaced_keeps_its_epoch(
     assert lead(redis_client, keys, "a", held=1) == 1
 
 
+def test_a_fence_that_lost_its_epoch_keeps_the_lease_from_nobody(redis_client: redis.Redis, keys: Keys) -> None:
+    """Who had led "renewed" epoch 0, which it did not hold: it had the lease for ever, and nobody led."""
+    assert lead(redis_client, keys, "a") == 1
+    redis_client.hdel(keys.fence, "epoch")
+    assert lead(redis_client, keys, "a", highest=1) == 2
+
+
 def test_no_number_is_given_twice_whatever_redis_forgot(redis_client: redis.Redis, keys: Keys) -> None:
     epoch = lead(redis_client, keys, "a")
     assert admit(redis_client, keys, epoch) == 1
