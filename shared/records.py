@@ -24,12 +24,18 @@ _final: Decoder[Final] = Decoder(Final)
 _head: Decoder[ResponseHead] = Decoder(ResponseHead)
 
 
+UNKNOWN_STEP = -1
+"""The next step, whichever it is, is no gap."""
+
+
 class Seat(NamedTuple):
     """Where a request sits: readers who start at the record's log id know its row by it."""
 
     worker: str
     incarnation: int
     row: int
+    step: int = UNKNOWN_STEP
+    """The incarnation's last one up to there: who meets a later one than the next lacks what was between."""
 
 
 NO_SEAT: bytes = msgspec.msgpack.encode(None)

@@ -11,13 +11,11 @@ from dataclasses import dataclass, field
 from shared.errors import MalformedMessage
 from shared.messages import EndReason, EventKind, LogMessage, RequestEvent, StepResult, TickEntry, WorkerFenced
 from shared.packing import NO_TOKEN, are_tokens, unpack_int32
-from shared.records import Seat
+from shared.records import UNKNOWN_STEP, Seat
 
 _END_REASONS = frozenset(EndReason)
 MOST_WORKERS = 256
 """A follower remembers no more of them, beside those that work."""
-_UNKNOWN = -1
-"""Last step of a worker that this follower has not seen yet: its first step is no gap."""
 
 
 @dataclass(slots=True)
@@ -73,7 +71,7 @@ class StepLogFollower:
             return
         worker = self._workers.get(seat.worker)
         if worker is None:
-            worker = self._workers[seat.worker] = _Worker(seat.incarnation, _UNKNOWN)
+            worker = self._workers[seat.worker] = _Worker(seat.incarnation, seat.step)
         if worker.incarnation == seat.incarnation:
             worker.rows[seat.row] = _Row(request_id, committed)
 
@@ -82,7 +80,7 @@ class StepLogFollower:
         for name, worker in self._workers.items():
             for row, seat in worker.rows.items():
                 if seat.request_id == request_id:
-                    return self._tracked[request_id].committed, Seat(name, worker.incarnation, row)
+                    return self._tracked[request_id].committed, Seat(name, worker.incarnation, row, worker.last_step)
         return self._tracked[request_id].committed, None
 
     def untrack(self, request_id: str) -> None:
@@ -137,12 +135,12 @@ class StepLogFollower:
     def _apply_step(self, step: StepResult) -> list[Update]:
         worker = self._workers.get(step.worker)
         if worker is None:
-            worker = self._workers[step.worker] = _Worker(step.incarnation, _UNKNOWN)
+            worker = self._workers[step.worker] = _Worker(step.incarnation, UNKNOWN_STEP)
         elif worker.incarnation < step.incarnation:
             worker = self._workers[step.worker] = _Worker(step.incarnation, 0)
         elif worker.incarnation > step.incarnation or step.step_id <= worker.last_step:
             return []  # late or doubled
-        missed = worker.last_step != _UNKNOWN and step.step_id != worker.last_step + 1
+        missed = worker.last_step != UNKNOWN_STEP and step.step_id != worker.last_step + 1
         worker.last_step = step.step_id
         if missed:
             worker.rows.clear()

@@ -342,7 +342,7 @@ class ScriptedPool:
         """Fold the committed output into the records, as a leader does before it trims the log."""
         log_id = last_id(self.client, self.keys.steps)
         for run in worker.rows.values():
-            seat = Seat(name, worker.incarnation, run.row)
+            seat = Seat(name, worker.incarnation, run.row, worker.step)
             logprobs = pack_float32(run.logprobs(len(run.output)))
             fields: Any = fold_fields(pack_int32(run.output), log_id, seat, run.script.num_cached, logprobs)
             self.client.hset(self.keys.request(run.submission.request_id), mapping=fields)

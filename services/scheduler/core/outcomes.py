@@ -56,11 +56,12 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class LiveOutput:
-    """Committed output of a live request; `seat` is (worker, incarnation, row) if its row has yielded there."""
+    """Committed output of a live request; `seat` is (worker, incarnation, row, last answered step) if its row has
+    yielded there."""
 
     request_id: str
     output: bytes
-    seat: tuple[str, int, int] | None
+    seat: tuple[str, int, int, int] | None
     num_cached_tokens: int
     logprobs: bytes = b""
     """As in `Finished`."""

@@ -18,7 +18,7 @@ def live_output(core: "SchedulerCore", request: Request) -> LiveOutput:
     if seat is not None:
         lane = seat.lane
         if 0 < seat.first <= lane.answered:
-            place = (lane.worker, lane.incarnation, seat.row)
+            place = (lane.worker, lane.incarnation, seat.row, lane.answered)
     return LiveOutput(
         request_id=request.request_id,
         output=pack_int32(request.output),

@@ -208,6 +208,27 @@ def test_without_a_usable_snapshot_the_pool_starts_cold_and_continues_exactly(
     assert worker.incarnations == [1, 3], "the worker was fenced, and admitted again under a new name"
 
 
+def test_a_log_without_its_middle_gives_no_wrong_token(pool: Pool) -> None:
+    """Somebody trimmed the step log beyond what was folded: what follows was taken for what was gone."""
+    worker = pool.worker(step_s=0.003)
+    first = pool.scheduler(fold_interval_s=0.05).start()
+    ids = pool.submit(4, max_tokens=300)
+    wait_for(lambda: all(pool.record(request_id).seat for request_id in ids))
+    folded: dict[str, Any] = {request_id: pool.client.hgetall(pool.keys.request(request_id)) for request_id in ids}
+    num_steps = len(worker.statuses)
+    wait_for(lambda: len(worker.statuses) > num_steps + 10)
+    first.crash()
+    pool.await_vacancy()  # and results of plans in flight
+    for request_id, fields in folded.items():
+        pool.client.hset(pool.keys.request(request_id), mapping=fields)
+    steps = [e for e in scan(pool.client, pool.keys.steps) if isinstance(_log.decode(e.payload), StepResult)]
+    pool.client.xtrim(pool.keys.steps, minid=steps[-1].entry_id, approximate=False)
+    pool.client.delete(pool.keys.snapshot)
+    pool.scheduler().start()
+    pool.wait_until_ended()
+    pool.check_texts()
+
+
 def test_many_changed_blocks_are_saved_before_the_next_save_is_due(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -173,6 +173,17 @@ def test_a_reader_seated_by_the_record_continues_without_a_roster() -> None:
     assert collect(follower, [step(11, [7]), step(12, [8])]) == {"a": [7, 8]}
 
 
+def test_a_tail_that_does_not_follow_the_record_is_a_gap() -> None:
+    """Steps 12 and 13 are gone from the log: the token of step 14 is not the one behind the record's."""
+    follower = StepLogFollower()
+    follower.track("a", committed=10, seat=Seat("w", 1, 0, 11))
+    (update,) = follower.apply(step(14, [9]))
+    assert update.gap and not update.tokens
+    follower.track("b", committed=0)
+    follower.track("a", committed=13, seat=follower.place_of("b")[1] or Seat("w", 1, 0, 14))
+    assert collect(follower, [step(15, [7])]) == {"a": [7]}
+
+
 def test_record_plus_tail_is_the_committed_output() -> None:
     """Output 1, 2 came from the record; its seat tells whose row the tail's first step is."""
     follower = StepLogFollower()
