@@ -1,6 +1,4 @@
 #include <algorithm>
-#include <cfloat>
-#include <cmath>
 #include <vector>
 
 #include "kernels/linear/blocks.h"
@@ -9,38 +7,9 @@
 namespace pw::gemm {
 namespace {
 
-constexpr int64_t ROWS_PER_CHUNK = 4;
 constexpr float LARGEST_CODE = 127;
 constexpr float SMALLEST = 1e-30f;  // 127 / a smaller number may overflow: such a group is 0
-
-// Of one group, as Codes says. A number that is not finite makes scale and sum NaN, hence the result.
-struct Factors {
-    float scale, sum;
-    int32_t start;
-};
-
-template <int64_t SIZE, class T>
-Factors encode_group(const T* x, CodeWords::Code* codes, int32_t offset) {
-    constexpr int VECTORS = SIZE / LANES;
-    F32 values[VECTORS], size = zero(), total = zero();
-    for (int v = 0; v < VECTORS; ++v) {
-        values[v] = load(x + v * LANES);
-        const F32 absolute = max(values[v], zero() - values[v]);
-        size = max(size, absolute);
-        total = total + absolute;
-    }
-    const float largest = max(size);
-    if (any_above(total, FLT_MAX)) {
-        std::fill_n(codes, SIZE, CodeWords::Code{0});
-        return {NAN, NAN, 0};
-    }
-    const F32 inverse = set1(largest < SMALLEST ? 0 : LARGEST_CODE / largest);
-    CodeWords::Acc sum = CodeWords::start(0);
-    for (int v = 0; v < VECTORS; ++v) CodeWords::store_codes(codes + v * LANES, values[v] * inverse, sum);
-    const int32_t sum_of_codes = CodeWords::total(sum);
-    const float scale = largest / LARGEST_CODE;
-    return {scale, scale * float(sum_of_codes), -offset * sum_of_codes};
-}
+constexpr int64_t STEP = 16;        // groups: what is done for one need not wait for what was done for the one before
 
 struct Room {
     std::vector<CodeWords::Code> codes;
@@ -56,23 +25,92 @@ struct Room {
     }
 };
 
+// AT_ONCE rows that are encoded side by side.
+template <class T>
+struct Rows {
+    const T* numbers[AT_ONCE];
+    CodeWords::Code* codes[AT_ONCE];
+};
+
+// [groups of a step][AT_ONCE]
+struct Factors {
+    float scales[STEP * AT_ONCE], inverses[STEP * AT_ONCE];
+};
+
+// Those of `count` groups from `group` on. A number that is not finite makes the scale NaN, hence the result.
+template <int64_t SIZE, class T>
+void find_factors(const Rows<T>& rows, int64_t group, int64_t count, Factors& factors) {
+    float sizes[STEP * AT_ONCE] = {};
+    for (int64_t g = 0; g < count; ++g) {
+        F32 each[AT_ONCE];
+        for (int r = 0; r < AT_ONCE; ++r) {
+            const T* numbers = rows.numbers[r] + (group + g) * SIZE;
+            each[r] = size_of(load(numbers));
+            for (int v = 1; v < SIZE / LANES; ++v) each[r] = larger(each[r], size_of(load(numbers + v * LANES)));
+        }
+        largest_of_each(each, sizes + g * AT_ONCE);
+    }
+    for (int64_t i = 0; i < count * AT_ONCE; i += LANES) {
+        const F32 size = load(sizes + i);
+        store(factors.scales + i, size / set1(LARGEST_CODE) + size * zero());
+        store(factors.inverses + i, select_less(size, set1(SMALLEST), zero(), set1(LARGEST_CODE) / size));
+    }
+}
+
+// Codes of one group of each row. Answers their sums in `totals`.
+template <int64_t SIZE, class T>
+void round_group(const Rows<T>& rows, int64_t group, const float* inverses, float* totals) {
+    CodeWords::Acc sums[AT_ONCE];
+    for (int r = 0; r < AT_ONCE; ++r) {
+        F32 scaled[SIZE / LANES];
+        for (int v = 0; v < SIZE / LANES; ++v)
+            scaled[v] = load(rows.numbers[r] + group * SIZE + v * LANES) * set1(inverses[r]);
+        sums[r] = CodeWords::store_codes(rows.codes[r] + group * SIZE, scaled);
+    }
+    sum_of_each(sums, totals);
+}
+
+// Rows from `first` on, AT_ONCE or the last ones.
+template <int64_t SIZE, class T>
+void encode_some(const LinearInput& x, int64_t k, int32_t offset, int64_t first, Room& room) {
+    const int64_t count = std::min<int64_t>(AT_ONCE, x.rows - first), groups = k / SIZE;
+    Rows<T> rows;
+    for (int64_t r = 0; r < AT_ONCE; ++r) {
+        const int64_t row = first + std::min(r, count - 1);  // the last one again where there is no other
+        rows.numbers[r] = static_cast<const T*>(x.data) + row * x.stride;
+        rows.codes[r] = room.codes.data() + row * k;
+    }
+    Factors factors;
+    for (int64_t group = 0; group < groups; ++group) {
+        const int64_t in = group % STEP * AT_ONCE;
+        if (in == 0) find_factors<SIZE>(rows, group, std::min(STEP, groups - group), factors);
+        float totals[AT_ONCE];
+        round_group<SIZE>(rows, group, factors.inverses + in, totals);
+        for (int64_t r = 0; r < count; ++r) {
+            const float scale = factors.scales[in + r];
+            const size_t at = size_t(group * x.rows + first + r);
+            room.scales[at] = scale;
+            room.sums[at] = scale * totals[r];
+            room.starts[at] = scale == scale ? -offset * int32_t(totals[r]) : 0;
+        }
+    }
+}
+
+// A share of each thread, but no more than the scales of a cache line: threads that write into one wait for each other.
+int64_t rows_per_chunk(int64_t rows) {
+    const int64_t share = (rows + num_threads() - 1) / num_threads();
+    return std::min<int64_t>(LINE, (share + AT_ONCE - 1) / AT_ONCE * AT_ONCE);
+}
+
 template <int64_t SIZE, class T>
 Codes encode_rows(const LinearInput& x, int64_t k, int32_t offset) {
     static thread_local Room own;
     Room& room = own;  // of the caller, also where other threads fill it
-    const int64_t groups = k / SIZE;
+    const int64_t groups = k / SIZE, size = rows_per_chunk(x.rows);
     room.make(x.rows * k, x.rows * groups);
-    parallel(int((x.rows + ROWS_PER_CHUNK - 1) / ROWS_PER_CHUNK), [&](int chunk) {
-        const int64_t end = std::min(x.rows, (chunk + 1) * ROWS_PER_CHUNK);
-        for (int64_t row = chunk * ROWS_PER_CHUNK; row < end; ++row)
-            for (int64_t g = 0; g < groups; ++g) {
-                const T* from = static_cast<const T*>(x.data) + row * x.stride + g * SIZE;
-                const Factors found = encode_group<SIZE>(from, room.codes.data() + row * k + g * SIZE, offset);
-                const size_t at = size_t(g * x.rows + row);
-                room.scales[at] = found.scale;
-                room.sums[at] = found.sum;
-                room.starts[at] = found.start;
-            }
+    parallel(int((x.rows + size - 1) / size), [&](int chunk) {
+        const int64_t end = std::min(x.rows, (chunk + 1) * size);
+        for (int64_t row = chunk * size; row < end; row += AT_ONCE) encode_some<SIZE, T>(x, k, offset, row, room);
     });
     return {room.codes.data(), room.scales.data(), room.starts.data(), room.sums.data(), SIZE, k, groups, x.rows};
 }

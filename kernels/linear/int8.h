@@ -5,6 +5,7 @@
 // float32, which holds whole numbers up to 2^24 > 64 * 127 * 127. Groups are added in ascending order in float32.
 #pragma once
 
+#include "kernels/linear/across.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/tile.h"
 
@@ -24,13 +25,25 @@ struct CodeWords {
     using Code = int8_t;
     using Acc = __m512i;
     static constexpr int OFFSET = 128;
-    // Stores numbers of at most 127, rounded, and adds them to `sum`.
-    static PW_INLINE void store_codes(Code* to, F32 numbers, Acc& sum) {
-        const __m512i codes = _mm512_cvtps_epi32(numbers);
-        sum = _mm512_add_epi32(sum, codes);
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtsepi32_epi8(codes));
+    // Stores numbers of at most 127, rounded. Answers their sum in parts.
+    template <int VECTORS>
+    static PW_INLINE Acc store_codes(Code* to, const F32 (&numbers)[VECTORS]) {
+        __m512i codes[VECTORS];
+        for (int v = 0; v < VECTORS; ++v) codes[v] = _mm512_cvtps_epi32(numbers[v]);
+        if constexpr (VECTORS == 4) {
+            const __m512i half = _mm512_packs_epi32(codes[0], codes[1]), rest = _mm512_packs_epi32(codes[2], codes[3]);
+            const __m512i mixed = _mm512_packs_epi16(half, rest);  // four of each vector, the next four of each, …
+            const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+            _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, mixed));
+            return _mm512_dpbusd_epi32(start(0), _mm512_set1_epi8(1), mixed);
+        }
+        Acc sum = start(0);
+        for (int v = 0; v < VECTORS; ++v) {
+            sum = _mm512_add_epi32(sum, codes[v]);
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(to + v * LANES), _mm512_cvtsepi32_epi8(codes[v]));
+        }
+        return sum;
     }
-    static PW_INLINE int32_t total(Acc sum) { return _mm512_reduce_add_epi32(sum); }
     static PW_INLINE Acc start(int32_t first) { return _mm512_set1_epi32(first); }
     static PW_INLINE F32 value(Acc acc) { return _mm512_cvtepi32_ps(acc); }
     template <int ROWS>
@@ -51,12 +64,16 @@ struct CodeWords {
     using Code = float;
     using Acc = F32;
     static constexpr int OFFSET = 0;
-    static PW_INLINE void store_codes(Code* to, F32 numbers, Acc& sum) {
-        const F32 codes = round(numbers);
-        sum = sum + codes;
-        store(to, codes);
+    template <int VECTORS>
+    static PW_INLINE Acc store_codes(Code* to, const F32 (&numbers)[VECTORS]) {
+        Acc sum = zero();
+        for (int v = 0; v < VECTORS; ++v) {
+            const F32 codes = round(numbers[v]);
+            sum = sum + codes;
+            store(to + v * LANES, codes);
+        }
+        return sum;
     }
-    static PW_INLINE int32_t total(Acc sum) { return int32_t(pw::sum(sum)); }
     static PW_INLINE Acc start(int32_t first) { return set1(float(first)); }
     static PW_INLINE F32 value(Acc acc) { return acc; }
     template <int ROWS>

@@ -129,6 +129,13 @@ def test_int8_has_the_same_bits_in_every_batch(native: Library) -> None:
         assert torch.equal(linear(x[300 - size :]), full[300 - size :]), size
 
 
+def test_int8_rounds_bfloat16_as_its_numbers_in_float32(native: Library) -> None:
+    linear = NativeLinear(native, random(100, 1200), is_int8=True)
+    for rows in (1, 6, 40):
+        x = random(rows, 1200, seed=rows).bfloat16()
+        assert torch.equal(linear(x), linear(x.float()).bfloat16()), rows
+
+
 def test_int8_has_the_same_bits_at_every_level() -> None:
     """Products of codes are exact, however a CPU multiplies them."""
     results = []
