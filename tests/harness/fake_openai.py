@@ -25,20 +25,22 @@ class FakeOpenAI:
     requests: list[dict[str, Any]] = field(default_factory=list)
     peak: int = 0
     """Most requests that ran at once."""
-    _running: int = 0
+    _running: dict[int, None] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def enter(self, body: dict[str, Any]) -> int:
         """Note a request; its number from 1."""
         with self._lock:
             self.requests.append(body)
-            self._running += 1
-            self.peak = max(self.peak, self._running)
-            return len(self.requests)
+            number = len(self.requests)
+            self._running[number] = None
+            self.peak = max(self.peak, len(self._running))
+            return number
 
-    def leave(self) -> None:
+    def leave(self, number: int) -> None:
+        """It ends: to be called before its end is told, since whoever reads that may come again at once."""
         with self._lock:
-            self._running -= 1
+            self._running.pop(number, None)
 
 
 def _handler(fake: FakeOpenAI) -> type[BaseHTTPRequestHandler]:
@@ -56,13 +58,14 @@ def _handler(fake: FakeOpenAI) -> type[BaseHTTPRequestHandler]:
             number = fake.enter(body)
             try:
                 if fake.fail_every and number % fake.fail_every == 0:
+                    fake.leave(number)
                     self._answer(429, {"error": {"message": "queue is full"}})
                 else:
-                    self._stream(body)
+                    self._stream(body, number)
             except (BrokenPipeError, ConnectionResetError):
                 self.close_connection = True
             finally:
-                fake.leave()
+                fake.leave(number)
 
         def _answer(self, status: int, body: dict[str, Any]) -> None:
             data = json.dumps(body).encode()
@@ -71,7 +74,7 @@ def _handler(fake: FakeOpenAI) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(data)
 
-        def _stream(self, body: dict[str, Any]) -> None:
+        def _stream(self, body: dict[str, Any], number: int) -> None:
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
             self.send_header("Transfer-Encoding", "chunked")
@@ -80,6 +83,7 @@ def _handler(fake: FakeOpenAI) -> type[BaseHTTPRequestHandler]:
                 time.sleep(fake.delay_s)
                 self._event(f"id: {count}\ndata: {json.dumps({'choices': [_choice(self.path, word)]})}\n\n")
             if not fake.break_off:
+                fake.leave(number)
                 usage = {"prompt_tokens": 7, "completion_tokens": len(fake.words)}
                 self._event(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n")
             self.wfile.write(b"0\r\n\r\n")

@@ -64,7 +64,7 @@ def test_logs_are_one_line_each_and_hold_no_tokens(pool: Pool, started: Any) -> 
     known = {"event", "time", "level", "service"}
     fields = {name for line in process.events() for name in line} - known
     assert fields <= {"epoch", "worker", "incarnation", "num_blocks", "new_holder", "reason", "num_requests", "tick",
-                      "log_id", "intake_id"}  # fmt: skip
+                      "log_id", "intake_id", "num_objects"}  # fmt: skip
 
 
 def test_its_own_lease_says_what_it_does(pool: Pool, started: Any) -> None:
