@@ -288,7 +288,7 @@ def references(stack: Stack, model: FaultModel) -> list[Reference]:
 
 @contextmanager
 def fault_run(options: Options, keep: bool = False) -> Iterator[FaultRun]:
-    """A run in a folder of its own, which goes with it unless `keep` is set, or becomes so, or the run breaks off."""
+    """A run in a folder of its own, which goes with it unless `keep` is set, a bar is missed, or the run breaks off."""
     folder = Path(tempfile.mkdtemp(prefix="pagewire-fault-"))
     title = f"faults (seed {options.seed}, {options.model} model, pid {os.getpid()})"
     run = FaultRun(options, Report(title), folder, keep)
@@ -297,7 +297,7 @@ def fault_run(options: Options, keep: bool = False) -> Iterator[FaultRun]:
     except BaseException:
         print(f"logs are kept in {folder}", flush=True)
         raise
-    if run.keep:
+    if run.keep or not all(bar.is_met for bar in run.report.bars):
         print(f"logs are kept in {folder}", flush=True)
     else:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,5 +1,6 @@
 """What a stack holds: memory, keys, descriptors, threads, tasks; sampled under load, and counted at rest."""
 
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -20,7 +21,10 @@ class Sizes:
     samples: dict[str, list[float]] = field(default_factory=dict)
     usage: Counter[str] = field(default_factory=Counter)
     """Request → its records."""
+    longest_unread_s: float = 0.0
+    """Between two readings of usage records, which live for a short time here."""
     _usage_read_to: str = START
+    _usage_read_at: float = field(default_factory=time.monotonic)
 
     def take(self, scene: Scene) -> None:
         """One more sample."""
@@ -30,6 +34,8 @@ class Sizes:
 
     def read_usage(self, scene: Scene) -> None:
         """Count the usage records that came since; often enough, so that none has expired."""
+        before, self._usage_read_at = self._usage_read_at, time.monotonic()
+        self.longest_unread_s = max(self.longest_unread_s, self._usage_read_at - before)
         for entry_id, record in scene.pool.usage_after(self._usage_read_to):
             self._usage_read_to = entry_id
             self.usage[record.request_id] += 1
@@ -38,6 +44,7 @@ class Sizes:
         """Count no usage record that is there already."""
         self.read_usage(scene)
         self.usage.clear()
+        self.longest_unread_s = 0.0
 
     def _add(self, name: str, value: float) -> None:
         self.samples.setdefault(name, []).append(value)

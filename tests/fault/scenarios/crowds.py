@@ -88,7 +88,7 @@ def _check(audit: Audit, sizes: Sizes, endings: Counter[str], num_accepted: floa
     audit.faults += [f"usage of {name}: {number} records" for name, number in sizes.usage.items() if number != 1]
     if not endings["complete"] <= num_accepted <= len(sizes.usage) <= endings.total():
         found = f"{len(sizes.usage)} usage records, {num_accepted:g} requests accepted, {endings['complete']} complete"
-        audit.faults.append(found)
+        audit.faults.append(f"{found}; records live {KEEP_S:g} s and were not read for {sizes.longest_unread_s:.0f} s")
 
 
 def _tell_sizes(run: FaultRun, name: str, sizes: Sizes, is_settled: bool) -> None:
