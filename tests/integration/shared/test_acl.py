@@ -41,6 +41,7 @@ def guarded_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         **passwords,
         "REDIS_PASSWORD": "admin-pw",
         "PAGEWIRE_REDIS_FILES": str(files),
+        "PAGEWIRE_REDIS_DATA": str(folder),
         "PATH": f"{folder}:{os.environ['PATH']}",
     }
     options = ["--port", str(port), "--bind", "127.0.0.1"]

@@ -141,3 +141,20 @@ def test_without_a_limit_it_is_tried_for_ever() -> None:
         serve(world, [POISON])
     with pytest.raises(ConfigError, match="max_worker_deaths"):
         make_world(max_worker_deaths=-1)
+
+
+def test_who_gets_a_few_tokens_on_every_worker_is_not_blamed_for_their_deaths() -> None:
+    """Workers die for other reasons, again and again, and each soon after it began."""
+    world = make_world(max_worker_deaths=3)
+    submit(world, "r", max_tokens=30)
+    world.join("a", num_blocks=100)
+    begun_at = num_deaths = 0
+    for _ in range(500):
+        world.turn()
+        if not world.core.requests:
+            break
+        world.step("a")
+        if len(world.readers["r"].tokens) >= begun_at + 5 and world.workers["a"].inbox:
+            begun_at, num_deaths = len(world.readers["r"].tokens), num_deaths + 1
+            world.join("a", num_blocks=100)
+    assert reasons(world) == {"r": FinishReason.LENGTH} and num_deaths > 3
