@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from services.gateway.app import create_app
+from services.gateway.cancelling import cancel_and_wait
 from services.gateway.http.connection import BoundedProtocol
 from services.gateway.settings import Settings
 from services.gateway.state import GatewayState
@@ -56,6 +57,7 @@ class GatewayServer(uvicorn.Server):
         self._signals += 1
         if self._signals > 1:
             self.force_exit = self.should_exit = True
+            self._end_streams()
             return
         loop = asyncio.get_running_loop()
         delay, grace = self._settings.drain_delay_s, self._settings.shutdown_grace_s
@@ -63,9 +65,21 @@ class GatewayServer(uvicorn.Server):
         gateway = self._gateway()
         if gateway is not None:
             gateway.start_draining()
-            message = "this gateway is shutting down"
-            loop.call_later(delay + grace, gateway.engine.reader.fail_all, "shutting_down", message)
+        loop.call_later(delay + grace, self._end_streams)
         loop.call_later(delay, setattr, self, "should_exit", True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Forced or not, the application ends in order: what it still has to tell Redis is told, its lease given back.
+        Uvicorn forgets that if it is forced."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            await cancel_and_wait(*self.server_state.tasks)
+            await self.lifespan.shutdown()
+
+    def _end_streams(self) -> None:
+        gateway = self._gateway()
+        if gateway is not None:
+            gateway.engine.reader.fail_all("shutting_down", "this gateway is shutting down")
 
     def _gateway(self) -> GatewayState | None:
         gateway: GatewayState | None = getattr(self.app.state, "gateway", None)

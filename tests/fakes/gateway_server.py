@@ -9,23 +9,24 @@ import httpx
 import openai
 import uvloop
 
-from services.gateway.server import GatewayServer
+from services.gateway.server import GatewayServer, open_sockets
 from services.gateway.settings import Settings
 from services.gateway.state import GatewayState
 from services.gateway.text.tokenizer import TextTokenizer
-from tests.harness.ports import free_port
 
 
 class RunningGateway:
     """`with RunningGateway(tokenizer, model=folder, redis_url=…): …`; further arguments are settings."""
 
     def __init__(self, tokenizer: TextTokenizer, **settings: Any) -> None:
-        values = {"port": free_port(), "pool": "test", "served_model_name": ("bytes", "alias"), **settings}
-        self.settings = Settings(**values)
+        values = {"port": 0, "pool": "test", "served_model_name": ("bytes", "alias"), **settings}
+        given = Settings(**values)
+        self._sockets = open_sockets(given)
+        self.settings = given.model_copy(update={"port": self._sockets[0].getsockname()[1]})
         self.url = f"http://127.0.0.1:{self.settings.port}"
         self.server = GatewayServer(self.settings, tokenizer)
         self.loop = uvloop.new_event_loop()
-        self.exit_code: int | None = None
+        self._is_told_to_exit = False
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
         self.http = httpx.Client(base_url=self.url, timeout=20, trust_env=False)
 
@@ -46,17 +47,21 @@ class RunningGateway:
         self.http.close()
         self.stop()
 
+    def begin_exit(self) -> None:
+        """As on SIGTERM. A second call is as a second SIGTERM: what runs is cut."""
+        self._is_told_to_exit = True
+        self.loop.call_soon_threadsafe(self.server.begin_exit)
+
     def stop(self) -> None:
-        """As on SIGTERM; returns when the server has ended."""
-        if self._thread.is_alive():
-            self.loop.call_soon_threadsafe(self.server.begin_exit)
+        """As on SIGTERM, unless that came before; returns when the server has ended."""
+        if self._thread.is_alive() and not self._is_told_to_exit:
+            self.begin_exit()
         self._thread.join(30)
-        assert not self._thread.is_alive()
+        assert not self._thread.is_alive(), "the gateway did not end"
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_until_complete(self.server.serve())
-        self.loop.close()
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:  # as its process does
+            runner.run(self.server.serve(self._sockets))
 
     def wait_ready(self, timeout_s: float = 10.0) -> Self:
         """Return when requests are accepted."""

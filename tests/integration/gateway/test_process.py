@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 
 from shared.keys import Keys
+from shared.leases import read_members
 from shared.messages import Abort
 from tests.fakes.byte_model import answer, spell
 from tests.fakes.scripted_pool import Script, ScriptedPool
@@ -112,7 +113,7 @@ def test_streams_beyond_the_grace_period_are_cut_and_may_go_on_elsewhere(
 
 
 def test_a_second_sigterm_ends_at_once(byte_model: Path, redis_url: str, keys: Keys) -> None:
-    """Case 98. The stream would go on for the whole grace period; it may go on elsewhere."""
+    """Case 98. The stream would go on for the whole grace period; it may go on elsewhere, and Redis is told so."""
     with (
         ScriptedPool(redis_url, keys, lambda s: Script(spell("x"), end=None)) as pool,
         gateway_process(byte_model, redis_url, shutdown_grace_s="60") as (process, url),
@@ -128,7 +129,11 @@ def test_a_second_sigterm_ends_at_once(byte_model: Path, redis_url: str, keys: K
         process.send_signal(signal.SIGTERM)
         assert process.wait(5) == 0
         thread.join(20)
+        assert result[0].chunks[-1]["error"]["code"] == "shutting_down"
         assert not result[0].is_done and pool.messages(Abort) == []
+        assert not any(name.startswith("gateway") for name, lease in read_members(pool.client, keys).items() if lease)
+        log = process.stderr.read() if process.stderr else ""
+        assert "draining" in log and "could not be sent" not in log and "Traceback" not in log
 
 
 def test_a_bad_model_folder_is_one_clear_line(tmp_path: Path, redis_url: str) -> None:

@@ -449,7 +449,7 @@ def test_streams_that_a_shutdown_cuts_go_on_elsewhere(scene: Scene, another: Ano
         it = response.iter_lines()
         lines.append(next(it))
         leaving.wait_for(lambda: leaving.state.engine.reader.channels[0].committed == num_told)
-        leaving.loop.call_soon_threadsafe(leaving.server.begin_exit)
+        leaving.begin_exit()
         with pytest.raises(httpx.RemoteProtocolError):
             lines.extend(it)
     begin = parse_sse(lines)
