@@ -36,4 +36,5 @@ def test_a_request_that_nothing_comes_of_is_submitted_again_and_counts_once(
     client.join(15)
     assert answers and answers[0].json()["usage"]["completion_tokens"] == NUM_TOKENS
     wait_for(lambda: stage.core.counters.ignored == 1 - is_lost)
+    wait_for(lambda: bool(stage.usages()))  # the answer comes from the step log, before the tick that accounts for it
     assert [usage.reason for usage in stage.usages()] == [FinishReason.LENGTH]

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from services.scheduler.service.service import SchedulerService
 from services.scheduler.settings import Settings
 from shared.errors import Fenced
 from shared.keys import Keys
-from shared.leases import new_instance
+from shared.leases import decode_lease, new_instance
 from shared.messages import (
     FIELD,
     Decoder,
@@ -42,7 +43,10 @@ from tests.fakes.content_worker import reference_logprob, reference_output
 from tests.fakes.live_worker import LiveWorker
 from tests.fakes.scheduler_world import make_submission
 
-LEASE_TTL_S = 0.4
+LEASE_TTL_S = 30.0
+"""Longer than any stall of the machine: a leader that lives is not followed because its thread was late …"""
+LAPSE_S = 0.4
+"""… and one that crashed has renewed its lease for no longer than this."""
 ROOT = Path(services.scheduler.__file__).parents[2]
 
 
@@ -59,6 +63,7 @@ class Scheduler:
     """One scheduler process, as far as Redis can tell."""
 
     def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self.instance = new_instance()
         lease = Lease("scheduler", "scheduler-0", self.instance, 1, WorkerState.READY)
         self.service = SchedulerService(settings, lease)
@@ -91,19 +96,28 @@ class Scheduler:
         assert not self._thread.is_alive()
 
     def crash(self) -> None:
-        """Die as by SIGKILL: nothing is saved, nothing given back, the lease lapses."""
+        """Die as by SIGKILL: nothing is saved, nothing given back, the lease lapses in `LAPSE_S`."""
         self.stop_event.set()
         if self._thread.ident is not None:
             self.join()
         self.service.close()
+        self._shorten_lease()
         if self.error is not None and not isinstance(self.error, Fenced):
             raise self.error
 
+    def _shorten_lease(self) -> None:
+        key = Keys(self._settings.pool).leader_lease
+        with closing(connect(self._settings.redis_url)) as client:
+            data: Any = client.get(key)
+            lease = decode_lease(data)
+            if lease is not None and lease.instance == self.instance:
+                client.pexpire(key, int(LAPSE_S * 1000))
+
 
 class Pool:
-    """What a test does to a pool."""
+    """What a test does to a pool. `changes`: settings of all its schedulers."""
 
-    def __init__(self, url: str, keys: Keys) -> None:
+    def __init__(self, url: str, keys: Keys, **changes: object) -> None:
         self.url, self.keys = url, keys
         self.client: redis.Redis = connect(url)
         self.settings = Settings(
@@ -115,7 +129,7 @@ class Pool:
             max_model_len=256,
             lease_ttl_s=LEASE_TTL_S,
             snapshot_interval_s=0.2,
-        )
+        ).model_copy(update=changes)
         self.schedulers: list[Scheduler] = []
         self.workers: list[LiveWorker] = []
         self.submissions: dict[str, Submission] = {}

@@ -16,7 +16,7 @@ from shared.keys import Keys
 from shared.redis_client import RedisFailure, connect
 from shared.scripts import read_fence
 from tests.harness.ports import free_port
-from tests.integration.scheduler.conftest import Pool, Scheduler, wait_for
+from tests.integration.scheduler.conftest import LAPSE_S, Pool, Scheduler, wait_for
 
 
 class OwnRedis:
@@ -82,7 +82,8 @@ def own_redis(tmp_path: Path) -> Iterator[OwnRedis]:
 
 @pytest.fixture
 def own_pool(own_redis: OwnRedis, keys: Keys) -> Iterator[Pool]:
-    pool = Pool(own_redis.url, keys)
+    # Who lost its epoch waits until its own lease has lapsed.
+    pool = Pool(own_redis.url, keys, lease_ttl_s=LAPSE_S)
     yield pool
     for worker in pool.workers:
         worker._dead.set()

@@ -124,7 +124,7 @@ def test_stop_and_abort_end_requests_early(pool: Pool) -> None:
 def test_the_log_is_cheap(pool: Pool) -> None:
     """32 requests at once: at most 2 stream writes per step and 4 per request; plans of steady decode stay small."""
     pool.worker(num_blocks=512, max_num_seqs=32, max_tokens=64, step_s=0.004)
-    pool.scheduler(max_num_seqs=32, max_num_batched_tokens=64, lease_ttl_s=2.0).start()
+    pool.scheduler(max_num_seqs=32, max_num_batched_tokens=64).start()
     wait_for(lambda: bool(pool.client.exists(pool.keys.stats)) and _stats_of(pool).num_workers == 1)
     pool.client.config_resetstat()
     pool.submit(32, min_prompt=8, max_prompt=24, max_tokens=100)

@@ -16,7 +16,7 @@ from shared.messages import FIELD, Abort, Decoder, FinishReason, LogMessage, Ste
 from shared.redis_client import RedisFailure
 from shared.scripts import AppendStatus, commit_ticks, read_fence
 from shared.streams import last_id, scan
-from tests.integration.scheduler.conftest import Pool, Scheduler, wait_for
+from tests.integration.scheduler.conftest import LAPSE_S, Pool, Scheduler, wait_for
 from tests.integration.scheduler.deadly_commits import DeadlyCommits, Killed
 
 _log: Decoder[LogMessage] = Decoder(LogMessage)
@@ -94,7 +94,7 @@ def test_of_two_leaders_the_older_one_stops(pool: Pool) -> None:
 
 
 def test_a_leader_notices_by_its_lease_that_another_leads(pool: Pool) -> None:
-    first = pool.scheduler()
+    first = pool.scheduler(lease_ttl_s=LAPSE_S)  # every renewal looks whether it still leads
     leader = first.take_over()
     leader.run_until_idle()
     pool.client.hset(pool.keys.fence, mapping={"leader": "other", "epoch": "7"})
@@ -107,11 +107,11 @@ def test_a_leader_notices_by_its_lease_that_another_leads(pool: Pool) -> None:
 def test_a_standby_waits_until_the_leader_resigns(pool: Pool) -> None:
     """SIGTERM gives the lease back: the standby leads well before it would have lapsed, from the saved position."""
     pool.worker(step_s=0.003)
-    first = pool.scheduler(lease_ttl_s=10.0)
+    first = pool.scheduler()
     thread = threading.Thread(target=first.service.run, args=(first.stop_event,), daemon=True)
     thread.start()
     wait_for(lambda: read_fence(pool.client, pool.keys).epoch == 1)
-    standby = pool.scheduler(lease_ttl_s=10.0).start()
+    standby = pool.scheduler().start()
     pool.submit(6, max_tokens=100)
     wait_for(lambda: pool.steps() > 20)
     assert standby.leader is None
@@ -276,7 +276,7 @@ def test_an_entry_that_no_plan_can_follow_leads_to_a_cold_start(pool: Pool, capl
     """Redis refused every further plan of the stream, and the leader repeated the first one for ever."""
     caplog.set_level("INFO", "pagewire.scheduler")
     worker = pool.worker(step_s=0.003)
-    scheduler = pool.scheduler()
+    scheduler = pool.scheduler(lease_ttl_s=LAPSE_S)  # it waits for that before it leads again
     thread = threading.Thread(target=scheduler.service.run, args=(scheduler.stop_event,))
     thread.start()
     try:

@@ -291,7 +291,7 @@ def test_names_that_never_come_again_do_not_pile_up(
     caplog.set_level("INFO", "pagewire.scheduler")
     monkeypatch.setattr(workers, "MOST_VACANT", 3)
     monkeypatch.setattr(known_worker, "MOST_ABSENT", 3)
-    leading, standby = pool.scheduler(lease_ttl_s=2.0).start(), pool.scheduler(lease_ttl_s=2.0)
+    leading, standby = pool.scheduler().start(), pool.scheduler()
     names = [f"worker-{number:02}" for number in range(12)]
     for name in names:
         worker = pool.worker(name)
@@ -334,7 +334,7 @@ def _is_vacant(pool: Pool, name: str) -> bool:
 def test_names_of_the_dead_leave_the_members(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Case 106."""
     monkeypatch.setattr(workers, "FORGET_AFTER_S", 0.2)
-    worker = pool.worker(lease_ttl_s=0.4)
+    worker = pool.worker()
     pool.scheduler().start()
     wait_for(lambda: _holder(pool) == worker.instance)
     assert len(read_members(pool.client, pool.keys)) == 1
