@@ -11,6 +11,7 @@ from services.gateway.access import check_callers, load_keys
 from services.gateway.http import errors, operations, requests, routes
 from services.gateway.http.authentication import Authentication
 from services.gateway.http.context import RequestContext
+from services.gateway.http.turnstile import Admission
 from services.gateway.settings import Settings
 from services.gateway.state import GatewayState, open_gateway
 from services.gateway.text.tokenizer import TextTokenizer
@@ -42,6 +43,7 @@ def create_app(settings: Settings, tokenizer: TextTokenizer, on_fatal: Callable[
     app.include_router(requests.router)
     app.include_router(operations.router)
     errors.install(app)
+    app.add_middleware(Admission)
     app.add_middleware(Authentication, keys=keys)
     app.add_middleware(RequestContext)
     if settings.cors_origins:

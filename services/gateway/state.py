@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -33,6 +33,10 @@ from shared.redis_client import connect_async, open_ahead
 
 STALLED_S = 10.0
 """The log reader turns at least about once per second; silence this long means that it does not work."""
+SHORT_BODY = 1024
+"""Bytes. The text of a shorter one takes less than a millisecond (256 sequences of one prompt: two), and to hand it
+over to a thread costs as much CPU time as that of a usual one. It is worked on in the event loop, and waits behind no
+long one."""
 TEXT_PLACES = 2
 """Requests for each text thread that are handed over to it: it has the next one at hand, and a flood does not get ahead
 of the first refusal."""
@@ -53,7 +57,7 @@ class GatewayState:
     tracing: Tracing
     lease: LeaseKeeper
     text_pool: ThreadPoolExecutor
-    text_places: asyncio.Semaphore
+    _text_places: asyncio.Semaphore
     """Held by requests whose text is worked on; who waits for one has cost next to nothing yet."""
     body_room: BodyRoom
     started: float
@@ -98,9 +102,15 @@ class GatewayState:
         if not self.engine.reader.is_started:
             raise Unavailable("this gateway is starting", reason="starting")
 
-    async def in_text_pool(self, function: Callable[..., T], *args: Any) -> T:
-        """Run heavy text work outside the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self.text_pool, function, *args)
+    def text_place(self, body: bytes) -> AbstractAsyncContextManager[None]:
+        """To be held while the text of `body` is worked on; a short one needs none."""
+        return nullcontext() if len(body) <= SHORT_BODY else self._text_places
+
+    async def work_on_text(self, body: bytes, function: Callable[..., T], *args: Any) -> T:
+        """`function(body, *args)`, outside the event loop unless `body` is short."""
+        if len(body) <= SHORT_BODY:
+            return function(body, *args)
+        return await asyncio.get_running_loop().run_in_executor(self.text_pool, function, body, *args)
 
     def start_draining(self) -> None:
         """Not ready from now on; what runs may finish."""
@@ -139,7 +149,7 @@ async def open_gateway(
         tracing=tracing,
         lease=LeaseKeeper(settings.redis_url, keys, _lease(settings)).start(),
         text_pool=text_pool,
-        text_places=asyncio.Semaphore(TEXT_PLACES * settings.text_threads),
+        _text_places=asyncio.Semaphore(TEXT_PLACES * settings.text_threads),
         body_room=BodyRoom(settings.max_bodies_bytes),
         started=time.time(),
     )

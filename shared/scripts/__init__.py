@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b, sha1
 from importlib.resources import files
-from typing import Any
+from typing import Any, Protocol
 
 import redis
 import redis.asyncio
@@ -336,8 +336,18 @@ class Submitted:
 _LIMITS = {"concurrency": "requests at a time", "tokens": "tokens per minute"}
 
 
+class ScriptRunner(Protocol):
+    """A client, as far as its scripts are concerned."""
+
+    async def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Any:
+        """Run the script that Redis knows by this digest."""
+
+    async def eval(self, script: bytes, numkeys: int, *keys_and_args: Any) -> Any:
+        """Run this script."""
+
+
 async def submit(
-    client: redis.asyncio.Redis,
+    client: redis.asyncio.Redis | ScriptRunner,
     keys: Keys,
     *submissions: Submission,
     ttl_s: int,

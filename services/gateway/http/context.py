@@ -3,10 +3,8 @@
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway.http.authentication import PUBLIC
-from services.gateway.http.errors import log_failure, to_response
+from services.gateway.http.errors import code_of, log_failure, to_response
 from services.gateway.http.identities import Identities
-from services.gateway.http.turnstile import Turnstile
 
 DRAWN = "req-"
 """Before the id of what is no generation."""
@@ -18,7 +16,6 @@ class RequestContext:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._identities = Identities()
-        self._turnstile = Turnstile()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -36,8 +33,6 @@ class RequestContext:
             await send(message)
 
         try:
-            if scope["path"] not in PUBLIC:
-                await self._turnstile.enter()
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
             return
@@ -45,4 +40,6 @@ class RequestContext:
             if started:
                 log_failure(error, state["request_id"])  # returning unfinished makes the server cut the connection
             else:
-                await to_response(error, state["request_id"])(scope, receive, send_with_id)
+                response = to_response(error, state["request_id"])
+                state["gateway"].engine.metrics.failed(code_of(response))
+                await response(scope, receive, send_with_id)

@@ -84,11 +84,13 @@ class GenerationResponse(Response):
     async def _enter(self, stack: AsyncExitStack, scope: Scope) -> Generation:
         """Submit; or go on with the request that was submitted under the same key before, which gives its id."""
         try:
-            return await stack.enter_async_context(self._generation)
+            generation = await stack.enter_async_context(self._generation)
         except AlreadySubmitted as known:
             self._take(await self._reopen(known.response_id))
             self._request_id = scope["state"]["request_id"] = known.response_id
-            return await stack.enter_async_context(self._generation)
+            generation = await stack.enter_async_context(self._generation)
+        scope["state"]["place"].leave()
+        return generation
 
     async def _until_disconnect(self, work: Coroutine[Any, Any, None], scope: Scope, receive: Receive) -> None:
         """Run `work`, which waits while the client does not read; give it up when the client leaves, or was cut.

@@ -82,18 +82,16 @@ async def _serve(request: Request, kind: type[Body], prefix: str) -> GenerationR
     tenant = tenant_of_request(request, gateway.settings)
     wish = read_wish(request.headers, gateway.settings.resume_window_s)
     intake = gateway.engine.intake
-    if not wish.key_digest:  # one with a key may be there already
-        intake.check_room()
     with gateway.body_room.place() as take:
         data = await read_body(request.receive, request.headers, gateway.settings.max_body_bytes, take)
-        async with gateway.text_places:
+        async with gateway.text_place(data):
             if not wish.key_digest:
                 intake.take_turn()  # others may have learned meanwhile that the queue is full
             limits = gateway.admit()
             span = gateway.tracing.start_request(request.url.path, request_id, request.headers)
             try:
-                body, submissions, digest = await gateway.in_text_pool(
-                    _prepare, gateway, kind, data, limits, request_id, created, tenant, traceparent(span)
+                body, submissions, digest = await gateway.work_on_text(
+                    data, _prepare, gateway, kind, limits, request_id, created, tenant, traceparent(span)
                 )
             except BaseException:
                 span.end()
@@ -129,16 +127,16 @@ async def _serve(request: Request, kind: type[Body], prefix: str) -> GenerationR
 
 
 def _prepare(
+    data: bytes,
     gateway: GatewayState,
     kind: type[Body],
-    data: bytes,
     limits: Limits,
     request_id: str,
     created: float,
     tenant: str,
     trace: str,
 ) -> tuple[Body, list[Submission], str]:
-    """Bytes to checked submissions: parse, validate, render, tokenize. Runs in the text threads."""
+    """Bytes to checked submissions: parse, validate, render, tokenize. May run in a text thread."""
     parsed = parse_json(data)
     body = bodies.read_body(kind, parsed)
     submissions = build_submissions(

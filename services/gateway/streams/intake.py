@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import redis.asyncio
 
+from services.gateway.streams.together import Together
 from shared.errors import IdempotencyConflict, PagewireError, QueueFull, RateLimited, Unavailable
 from shared.fault_points import FaultPoint, pass_point
 from shared.keys import Keys
@@ -21,7 +22,7 @@ SUBMIT_TRIES = 3
 RETRY_S = 0.1
 BATCH = 256
 SETTLE_S = 1.0
-SUBMITS_AT_ONCE = 8
+SUBMITS_AT_ONCE = 16
 """Few: so the first refusal of a flood comes before the rest has been sent."""
 FORGET_S = 1.0
 """Between two looks for responses of one caller that only seem to live."""
@@ -94,6 +95,7 @@ class Intake:
 
     def __init__(self, client: redis.asyncio.Redis, keys: Keys, *, record_ttl_s: int) -> None:
         self.client = client
+        self._scripts = Together(client)
         self.keys = keys
         self._ttl_s = record_ttl_s
         self._outbox: asyncio.Queue[Notice] = asyncio.Queue()
@@ -166,7 +168,7 @@ class Intake:
         for attempt in range(1, SUBMIT_TRIES + 1):
             try:
                 answer = await submit(
-                    self.client,
+                    self._scripts,
                     self.keys,
                     *submissions,
                     ttl_s=self._ttl_s,

@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+import math
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
+from services.gateway import state
 from services.gateway.http import body as body_module
 from services.gateway.http import connection, routes
 from services.gateway.http.connection import BoundedProtocol
+from services.gateway.http.turnstile import PLACES
 from services.gateway.requests.submissions import build_submissions
 from services.gateway.text.tokenizer import TextTokenizer
 from shared.messages import Abort, Submission
@@ -24,6 +27,7 @@ from tests.fakes.gateway_server import RunningGateway
 from tests.fakes.scripted_pool import Script
 from tests.fakes.sse_reader import parse_sse
 from tests.integration.gateway.conftest import OpenScene, Scene
+from tests.integration.gateway.test_bad_requests import check_error
 
 
 @pytest.fixture
@@ -64,7 +68,10 @@ class Flood:
 
 
 @pytest.mark.timeout(60)
-def test_a_flood_is_refused_before_its_texts_are_read(open_scene: OpenScene, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("short_body", [state.SHORT_BODY, 0], ids=["in the event loop", "in the text threads"])
+def test_a_flood_is_refused_before_its_texts_are_read(
+    open_scene: OpenScene, monkeypatch: pytest.MonkeyPatch, short_body: int
+) -> None:
     """Of 200 that come at once, 150 too many. To read them all took longer than everything else that is to be done for
     the first refusal."""
     num_read = 0
@@ -77,6 +84,7 @@ def test_a_flood_is_refused_before_its_texts_are_read(open_scene: OpenScene, mon
     scene = open_scene(pool_cap_requests=50)
     scene.pool.pause()
     monkeypatch.setattr(routes, "build_submissions", build)
+    monkeypatch.setattr(state, "SHORT_BODY", short_body)
     asyncio.run(Flood().run(scene.gateway.url, 200, 150, scene.pool.resume))
     assert 50 <= num_read < 120
 
@@ -115,6 +123,36 @@ def test_of_two_gateways_on_one_full_queue_each_request_is_answered(
         other.wait_ready()
         asyncio.run(both())
     assert (flood.num_done, len(flood.refused)) == (20, 100)
+
+
+def test_what_a_full_queue_refuses_is_told_and_counted_as_any_other(open_scene: OpenScene) -> None:
+    """Also before it is routed. What is there already is answered."""
+    scene = open_scene(pool_cap_requests=1)
+    scene.pool.pause()
+    body, key = {"prompt": "go", "stream": True}, {"Idempotency-Key": "k"}
+    with scene.gateway.http.stream("POST", "/v1/completions", json=body, headers=key) as first:
+        refused = [scene.post("/v1/completions", prompt="x") for _ in range(20)]
+        for response in refused:
+            assert check_error(response, 429)["code"] == "queue_full" and int(response.headers["retry-after"]) >= 1
+        assert len({response.headers["x-request-id"] for response in refused}) == 20
+        assert scene.gateway.metric("request_errors_total", code="queue_full") == 20
+        assert scene.gateway.http.get("/v1/models").status_code == 200
+        scene.gateway.state.engine.intake._full_until = math.inf
+        assert scene.post("/v1/completions", prompt="x").status_code == 429
+        with scene.gateway.http.stream("POST", "/v1/completions", json=body, headers=key) as again:
+            assert again.status_code == 200 and again.headers["x-request-id"] == first.headers["x-request-id"]
+        scene.pool.resume()
+
+
+def test_slow_bodies_hold_nobody_up(scene: Scene) -> None:
+    """More of them than there are places in the turnstile."""
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{"
+    address = ("127.0.0.1", scene.gateway.settings.port)
+    with ExitStack() as stack:
+        for _ in range(3 * PLACES):
+            stack.enter_context(closing(socket.create_connection(address, timeout=10))).sendall(head)
+        scene.gateway.wait_for(lambda: len(scene.gateway.server.server_state.tasks) >= 3 * PLACES)
+        assert scene.post("/v1/completions", prompt="neighbour").status_code == 200
 
 
 def test_one_refusal_is_fast(open_scene: OpenScene) -> None:
