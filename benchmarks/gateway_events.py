@@ -24,13 +24,13 @@ import redis
 from benchmarks.report import Bar, Report, Value
 from benchmarks.termination import exit_on_sigterm
 from services.cli.bench import Load, run_load
+from services.cli.ports import free_port
 from services.cli.redis_server import find_redis_server
 from services.cli.settings import load_settings
 from shared.keys import Keys
 from shared.messages import EndReason, Submission
 from shared.model_store import DEFAULT_MODEL, resolve
 from tests.fakes.scripted_pool import Script, ScriptedPool
-from tests.harness.ports import free_port
 
 OUTPUT_TOKENS = 128
 REQUESTS_PER_STREAM = 2

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from services.cli.bench import Load, Report, run_load
+from services.cli.ports import free_port
 from services.cli.settings import load_settings
-from tests.harness.ports import free_port
 from tests.harness.stack import running_stack
 
 MIN_REQUESTS = 4

@@ -13,10 +13,10 @@ import redis
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from services.cli.ports import free_port
 from services.cli.redis_server import find_redis_server
 from shared.keys import Keys
 from shared.redis_client import connect
-from tests.harness.ports import free_port
 
 # Torch in this process and the stacks under test share the cores: threads that spin long at barriers starve the rest.
 # Read once, when torch is loaded.

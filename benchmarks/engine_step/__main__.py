@@ -22,13 +22,13 @@ from benchmarks.engine_step.steps import Steps, measure_steps
 from benchmarks.report import Bar, Report
 from benchmarks.termination import exit_on_sigterm
 from services.cli.bench import Load, make_bodies
+from services.cli.ports import free_port
 from services.cli.settings import load_settings
 from services.gpu_worker.cache.kv_cache import KVCache, cache_dtype
 from services.gpu_worker.engine import Engine, EngineConfig
 from services.gpu_worker.models.loading import load_model
 from services.gpu_worker.profile import Part
 from shared.model_store import DEFAULT_MODEL, resolve
-from tests.harness.ports import free_port
 from tests.harness.stack import running_stack
 
 BLOCK_SIZE = 16

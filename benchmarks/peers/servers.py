@@ -12,8 +12,8 @@ from pathlib import Path
 
 import httpx
 
+from services.cli.ports import free_port
 from services.cli.settings import Settings
-from tests.harness.ports import free_port
 from tests.harness.stack import running_stack
 
 READY_TIMEOUT_S = 600.0

@@ -5,7 +5,6 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import stat
 import subprocess
 import tempfile
@@ -19,6 +18,7 @@ from urllib.parse import quote
 
 import redis
 
+from services.cli.ports import free_port
 from shared.durability import MEANING, Durability, durability_of, objections
 from shared.errors import ConfigError
 from shared.redis_client import RedisFailure, connect
@@ -177,14 +177,6 @@ def _socket_path(directory: Path) -> Path:
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
         raise ConfigError(f"{folder} is not a private folder of this user; give a shorter --state-dir")
     return folder / "redis.sock"
-
-
-def free_port() -> int:
-    """A loopback port that nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def answers(url: str) -> bool:

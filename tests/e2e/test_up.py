@@ -14,8 +14,8 @@ import openai
 import psutil
 import pytest
 
+from services.cli.ports import free_port
 from tests.harness.fixtures import StartStack
-from tests.harness.ports import free_port
 from tests.harness.stack import Stack
 
 pytestmark = [pytest.mark.model]

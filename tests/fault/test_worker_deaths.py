@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
+from services.cli.ports import free_port
 from shared.fault_points import FaultPoint
 from shared.messages import Decoder, FinishReason, UsageRecord
 from shared.redis_client import connect
 from shared.streams import scan
 from tests.harness.fault_model import TINY, prepare_model
-from tests.harness.ports import free_port
 from tests.harness.stack import Stack, running_stack
 
 STREAMS, OUTPUT_TOKENS, LONG_PROMPT = 4, 160, 4000

@@ -15,6 +15,7 @@ from types import MappingProxyType
 import httpx
 
 from benchmarks.report import Bar, Report, Row
+from services.cli.ports import free_port
 from services.cli.settings import load_settings
 from services.cli.state_dir import SERVICES
 from tests.harness.audit import Audit
@@ -22,7 +23,6 @@ from tests.harness.chaos_plan import Fault
 from tests.harness.fault_model import TINY, FaultModel, prepare_model
 from tests.harness.injector import Hit, Injector, services_struck
 from tests.harness.pool_state import PoolState, wait_for
-from tests.harness.ports import free_port
 from tests.harness.reference_text import complete_all, records_of
 from tests.harness.stack import Stack, running_stack
 from tests.harness.streams import Outcome, Reference, StreamLoad

@@ -8,9 +8,9 @@ from typing import Protocol
 
 import pytest
 
+from services.cli.ports import free_port
 from services.cli.settings import load_settings
 from shared.model_store import DEFAULT_MODEL, resolve
-from tests.harness.ports import free_port
 from tests.harness.reference_text import greedy_references, make_prompts
 from tests.harness.stack import Stack, running_stack
 

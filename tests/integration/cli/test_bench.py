@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from services.cli.bench import Load, make_bodies, percentile, run_load, spread
+from services.cli.ports import free_port
 from tests.harness.fake_openai import fake_openai
-from tests.harness.ports import free_port
 
 
 def bench(*arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -5,8 +5,8 @@ import subprocess
 import sys
 import time
 
+from services.cli.ports import free_port
 from tests.harness.fake_openai import FakeOpenAI, fake_openai
-from tests.harness.ports import free_port
 
 
 def chat(fake: FakeOpenAI, *arguments: str, typed: str = "") -> "subprocess.CompletedProcess[str]":

@@ -7,6 +7,7 @@ from pathlib import Path
 import redis
 
 from services.cli.deaths import DeathReporter, report_death
+from services.cli.ports import free_port
 from services.cli.redis_server import find_redis_server, prepare
 from shared.keys import Keys
 from shared.leases import LeaseKeeper, read_members, who
@@ -15,7 +16,6 @@ from shared.redis_client import connect
 from shared.scripts import acquire, read_fence
 from shared.streams import scan
 from tests.harness.own_redis import running
-from tests.harness.ports import free_port
 
 LONG_MS = 60_000
 

@@ -11,13 +11,13 @@ import redis
 import redis.exceptions
 
 from services.cli import redis_server
+from services.cli.ports import free_port
 from services.cli.redis_server import check_given, describe_durability, find_redis_server, prepare
 from shared.durability import Durability
 from shared.errors import ConfigError
 from shared.redis_client import connect, connect_async
 from shared.streams import scan
 from tests.harness.own_redis import running
-from tests.harness.ports import free_port
 
 
 def fake_server(folder: Path, version: str) -> Path:

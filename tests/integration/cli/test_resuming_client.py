@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from services.cli.ports import free_port
 from services.cli.resuming import MOST_FAULTS, ResumingStream, ServerError
 from services.gateway.text.tokenizer import TextTokenizer
 from shared.keys import Keys
@@ -15,7 +16,6 @@ from shared.messages import Abort
 from tests.fakes.byte_model import answer, spell, write_byte_model
 from tests.fakes.gateway_server import RunningGateway
 from tests.fakes.scripted_pool import Script, ScriptedPool
-from tests.harness.ports import free_port
 from tests.integration.gateway.test_process import gateway_process, wait_ready
 
 TEXT = "Grüße, 世界! " * 8

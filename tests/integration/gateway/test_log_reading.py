@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import redis
 
+from services.cli.ports import free_port
 from services.cli.redis_server import find_redis_server
 from services.gateway.text.tokenizer import TextTokenizer
 from shared.keys import Keys
@@ -19,7 +20,6 @@ from tests.fakes.byte_model import answer, spell
 from tests.fakes.gateway_server import RunningGateway
 from tests.fakes.scripted_pool import Script, ScriptedPool
 from tests.fakes.sse_reader import SseStream, parse_sse
-from tests.harness.ports import free_port
 from tests.integration.gateway.conftest import OpenScene, Scene
 
 

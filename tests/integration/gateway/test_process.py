@@ -12,13 +12,13 @@ from pathlib import Path
 
 import httpx
 
+from services.cli.ports import free_port
 from shared.keys import Keys
 from shared.leases import read_members
 from shared.messages import Abort
 from tests.fakes.byte_model import answer, spell
 from tests.fakes.scripted_pool import Script, ScriptedPool
 from tests.fakes.sse_reader import SseStream, parse_sse
-from tests.harness.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 

@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
+from services.cli.ports import free_port
 from shared.keys import Keys
 from shared.messages import FinishReason, Submission
 from shared.packing import pack_int32
 from tests.fakes.byte_model import answer, spell
 from tests.fakes.scripted_pool import Script, ScriptedPool
-from tests.harness.ports import free_port
 from tests.integration.gateway.test_process import ROOT, wait_ready
 
 CANARY = "canary-Zq7"

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import redis
 
+from services.cli.ports import free_port
 from services.gateway.streams import together as module
 from services.gateway.streams.together import Together
 from shared.redis_client import RedisFailure, connect_async
-from tests.harness.ports import free_port
 
 ECHO = b"return ARGV[1]"
 UNKNOWN = "0" * 40

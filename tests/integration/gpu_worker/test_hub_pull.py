@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from services.cli.ports import free_port
+
 ROOT = Path(__file__).parents[3]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {
@@ -116,12 +118,6 @@ def test_model_that_cannot_be_served_is_named(hub: ThreadingHTTPServer, tmp_path
     assert name in done.stderr
     assert reason in done.stderr
     assert not (tmp_path / "models" / "hub" / name.replace("/", "--")).exists()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_no_connection_fails_at_once_and_clearly(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from services.cli.ports import free_port
 from services.cli.redis_server import find_redis_server
 from shared.keys import Keys
 from shared.redis_client import RedisFailure, connect
 from shared.scripts import read_fence
-from tests.harness.ports import free_port
 from tests.integration.scheduler.conftest import LAPSE_S, Pool, Scheduler, wait_for
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import services.scheduler
+from services.cli.ports import free_port
 from services.scheduler.__main__ import main
 from shared.leases import decode_lease, read_members
 from shared.messages import WorkerState
 from shared.scripts import read_fence
-from tests.harness.ports import free_port
 from tests.integration.scheduler.conftest import ROOT, Pool, wait_for
 
 

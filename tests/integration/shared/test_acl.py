@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from services.cli.ports import free_port
 from services.cli.redis_server import find_redis_server
 from services.gateway.text.tokenizer import TextTokenizer
 from shared.keys import Keys
@@ -20,7 +21,6 @@ from shared.redis_client import connect
 from tests.fakes.byte_model import answer, write_byte_model
 from tests.fakes.gateway_server import RunningGateway
 from tests.fakes.scripted_pool import Script, ScriptedPool
-from tests.harness.ports import free_port
 from tests.integration.scheduler.conftest import Pool, wait_for
 
 FILES = Path(__file__).parents[3] / "infra" / "redis"

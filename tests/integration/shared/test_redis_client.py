@@ -9,8 +9,8 @@ import pytest
 import redis
 import uvloop
 
+from services.cli.ports import free_port
 from shared.redis_client import MAX_CONNECTIONS, RedisFailure, connect_async, connect_async_blocking, open_ahead
-from tests.harness.ports import free_port
 from tests.harness.proxy import TcpProxy
 
 TRIES = 200
