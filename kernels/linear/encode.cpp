@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "kernels/linear/blocks.h"
@@ -33,27 +34,57 @@ struct Rows {
 };
 
 // [groups of a step][AT_ONCE]
-struct Factors {
-    float scales[STEP * AT_ONCE], inverses[STEP * AT_ONCE];
+struct Step {
+    float scales[STEP * AT_ONCE], inverses[STEP * AT_ONCE], totals[STEP * AT_ONCE] = {}, sums[STEP * AT_ONCE];
+    int32_t starts[STEP * AT_ONCE];
 };
 
-// Those of `count` groups from `group` on. A number that is not finite makes the scale NaN, hence the result.
+// The largest of SIZE numbers without their signs, in parts.
+template <int64_t SIZE>
+PW_INLINE F32 largest_size(const float* numbers) {
+    F32 most = size_of(load(numbers));
+    for (int v = 1; v < SIZE / LANES; ++v) most = larger(most, size_of(load(numbers + v * LANES)));
+    return most;
+}
+template <int64_t SIZE>
+PW_INLINE F32 largest_size(const bf16* numbers) {  // twice as many at a time: as whole numbers their order is the same
+    using U16 = uint16_t __attribute__((vector_size(sizeof(F32))));
+    U16 most = {};
+    for (int64_t at = 0; at < SIZE; at += 2 * LANES) {
+        U16 some;
+        std::memcpy(&some, numbers + at, sizeof(some));
+        some &= 0x7fff;
+        most = some > most ? some : most;
+    }
+    return larger(lower_halves((F32)most), upper_halves((F32)most));
+}
+
+// Factors of `count` groups from `group` on. A number that is not finite makes the scale NaN, hence the result.
 template <int64_t SIZE, class T>
-void find_factors(const Rows<T>& rows, int64_t group, int64_t count, Factors& factors) {
+void find_factors(const Rows<T>& rows, int64_t group, int64_t count, Step& step) {
     float sizes[STEP * AT_ONCE] = {};
     for (int64_t g = 0; g < count; ++g) {
         F32 each[AT_ONCE];
-        for (int r = 0; r < AT_ONCE; ++r) {
-            const T* numbers = rows.numbers[r] + (group + g) * SIZE;
-            each[r] = size_of(load(numbers));
-            for (int v = 1; v < SIZE / LANES; ++v) each[r] = larger(each[r], size_of(load(numbers + v * LANES)));
-        }
+        for (int r = 0; r < AT_ONCE; ++r) each[r] = largest_size<SIZE>(rows.numbers[r] + (group + g) * SIZE);
         largest_of_each(each, sizes + g * AT_ONCE);
     }
     for (int64_t i = 0; i < count * AT_ONCE; i += LANES) {
         const F32 size = load(sizes + i);
-        store(factors.scales + i, size / set1(LARGEST_CODE) + size * zero());
-        store(factors.inverses + i, select_less(size, set1(SMALLEST), zero(), set1(LARGEST_CODE) / size));
+        store(step.scales + i, size / set1(LARGEST_CODE) + size * zero());
+        store(step.inverses + i, select_less(size, set1(SMALLEST), zero(), set1(LARGEST_CODE) / size));
+    }
+}
+
+// From the totals of `count` groups of codes: what their sums start at, and what they stand for.
+void find_sums(int64_t count, int32_t offset, Step& step) {
+    using I32 = int32_t __attribute__((vector_size(sizeof(F32))));
+    for (int64_t i = 0; i < count * AT_ONCE; i += LANES) {
+        const F32 scale = load(step.scales + i), total = load(step.totals + i);
+        store(step.sums + i, scale * total);
+        // A NaN in the scale makes the result NaN whatever the start is.
+        const F32 start = select_less(scale, set1(INFINITY), total * set1(-float(offset)), zero());
+        const I32 whole = __builtin_convertvector(start, I32);
+        std::memcpy(step.starts + i, &whole, sizeof(whole));
     }
 }
 
@@ -70,6 +101,15 @@ void round_group(const Rows<T>& rows, int64_t group, const float* inverses, floa
     sum_of_each(sums, totals);
 }
 
+// `count` of AT_ONCE.
+template <class T>
+PW_INLINE void copy(const T* from, int64_t count, T* to) {
+    if (count == AT_ONCE)
+        std::memcpy(to, from, AT_ONCE * sizeof(T));
+    else
+        for (int64_t r = 0; r < count; ++r) to[r] = from[r];
+}
+
 // Rows from `first` on, AT_ONCE or the last ones.
 template <int64_t SIZE, class T>
 void encode_some(const LinearInput& x, int64_t k, int32_t offset, int64_t first, Room& room) {
@@ -80,18 +120,18 @@ void encode_some(const LinearInput& x, int64_t k, int32_t offset, int64_t first,
         rows.numbers[r] = static_cast<const T*>(x.data) + row * x.stride;
         rows.codes[r] = room.codes.data() + row * k;
     }
-    Factors factors;
-    for (int64_t group = 0; group < groups; ++group) {
-        const int64_t in = group % STEP * AT_ONCE;
-        if (in == 0) find_factors<SIZE>(rows, group, std::min(STEP, groups - group), factors);
-        float totals[AT_ONCE];
-        round_group<SIZE>(rows, group, factors.inverses + in, totals);
-        for (int64_t r = 0; r < count; ++r) {
-            const float scale = factors.scales[in + r];
-            const size_t at = size_t(group * x.rows + first + r);
-            room.scales[at] = scale;
-            room.sums[at] = scale * totals[r];
-            room.starts[at] = scale == scale ? -offset * int32_t(totals[r]) : 0;
+    Step step;
+    for (int64_t group = 0; group < groups; group += STEP) {
+        const int64_t some = std::min(STEP, groups - group);
+        find_factors<SIZE>(rows, group, some, step);
+        for (int64_t g = 0; g < some; ++g)
+            round_group<SIZE>(rows, group + g, step.inverses + g * AT_ONCE, step.totals + g * AT_ONCE);
+        find_sums(some, offset, step);
+        for (int64_t g = 0; g < some; ++g) {
+            const size_t at = size_t((group + g) * x.rows + first);
+            copy(step.scales + g * AT_ONCE, count, room.scales.data() + at);
+            copy(step.sums + g * AT_ONCE, count, room.sums.data() + at);
+            copy(step.starts + g * AT_ONCE, count, room.starts.data() + at);
         }
     }
 }
