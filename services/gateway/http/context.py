@@ -1,5 +1,6 @@
 """The outermost ASGI layer: a request id for every answer, and a shape for what nobody caught."""
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -23,17 +24,25 @@ class RequestContext:
             return
         state = scope.setdefault("state", {})
         state["request_id"] = DRAWN + self._identities.next()
-        started = False
+        started, may_be_sent = False, "expect" not in Headers(scope=scope)
+
+        async def receive_body() -> Message:
+            nonlocal may_be_sent
+            may_be_sent = True
+            return await receive()
 
         async def send_with_id(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", state["request_id"].encode())]
+                own = [(b"x-request-id", state["request_id"].encode())]
+                if not may_be_sent:  # the client may send its body all the same, which is no next request
+                    own.append((b"connection", b"close"))
+                message["headers"] = [*message.get("headers", ()), *own]
             await send(message)
 
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, receive_body, send_with_id)
         except ClientDisconnect:
             return
         except Exception as error:

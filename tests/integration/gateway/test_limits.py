@@ -16,7 +16,7 @@ import pytest
 
 from services.gateway import state
 from services.gateway.http import body as body_module
-from services.gateway.http import connection, routes
+from services.gateway.http import connection, routes, turnstile
 from services.gateway.http.connection import BoundedProtocol
 from services.gateway.http.turnstile import PLACES
 from services.gateway.requests.submissions import build_submissions
@@ -144,13 +144,15 @@ def test_what_a_full_queue_refuses_is_told_and_counted_as_any_other(open_scene: 
         scene.pool.resume()
 
 
-def test_slow_bodies_hold_nobody_up(scene: Scene) -> None:
-    """More of them than there are places in the turnstile."""
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{"
+@pytest.mark.parametrize("start", [b"content-length: 1000\r\n\r\n{", b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n"])
+def test_slow_bodies_hold_nobody_up(scene: Scene, monkeypatch: pytest.MonkeyPatch, start: bytes) -> None:
+    """More of them than there are places in the turnstile, which are not left by time here."""
+    monkeypatch.setattr(turnstile, "HELD_S", 3600.0)
     address = ("127.0.0.1", scene.gateway.settings.port)
     with ExitStack() as stack:
         for _ in range(3 * PLACES):
-            stack.enter_context(closing(socket.create_connection(address, timeout=10))).sendall(head)
+            slow = stack.enter_context(closing(socket.create_connection(address, timeout=10)))
+            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n" + start)
         scene.gateway.wait_for(lambda: len(scene.gateway.server.server_state.tasks) >= 3 * PLACES)
         assert scene.post("/v1/completions", prompt="neighbour").status_code == 200
 
@@ -191,6 +193,28 @@ def test_a_full_redis_takes_no_new_work_and_finishes_the_old(scene: Scene) -> No
 
 
 # ---------------------------------------------------------------- requests
+
+
+@pytest.mark.parametrize(("path", "status"), [("completions", 429), ("nothing", 404)])
+def test_an_answer_before_the_body_was_asked_for_is_the_connections_last(
+    scene: Scene, sock: socket.socket, path: str, status: int
+) -> None:
+    """The client need not send its body then: what it sends next must not be taken for it."""
+    scene.gateway.state.engine.intake._full_until = math.inf
+    head = f"POST /v1/{path} HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 100\r\n\r\n"
+    sock.sendall(head.encode())
+    with sock.makefile("rb") as answer:
+        whole = answer.read()
+    assert whole.startswith(f"HTTP/1.1 {status} ".encode()) and b"\r\nconnection: close\r\n" in whole
+
+
+def test_a_body_is_asked_for_and_the_connection_stays(scene: Scene, sock: socket.socket) -> None:
+    body, once = b'{"prompt": "x"}', b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n"
+    for _ in range(2):
+        sock.sendall(once + b"content-length: %d\r\n\r\n" % len(body))
+        assert sock.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        sock.sendall(body)
+        assert status_of(sock) == 200
 
 
 def test_large_headers_are_431(scene: Scene, sock: socket.socket) -> None:

@@ -24,8 +24,14 @@ def run(work: Callable[[Turnstile], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
+async def enter(turnstile: Turnstile) -> Place:
+    place = Place(turnstile)
+    await place.enter()
+    return place
+
+
 async def fill(turnstile: Turnstile) -> list[Place]:
-    return [await turnstile.enter() for _ in range(PLACES)]
+    return [await enter(turnstile) for _ in range(PLACES)]
 
 
 def test_a_burst_goes_in_as_others_leave_and_in_order() -> None:
@@ -33,7 +39,7 @@ def test_a_burst_goes_in_as_others_leave_and_in_order() -> None:
         inside: list[tuple[int, Place]] = []
 
         async def come(number: int) -> None:
-            inside.append((number, await turnstile.enter()))
+            inside.append((number, await enter(turnstile)))
 
         tasks = [asyncio.create_task(come(number)) for number in range(3 * PLACES)]
         for num_left in range(2 * PLACES + 1):
@@ -50,7 +56,7 @@ def test_a_burst_goes_in_as_others_leave_and_in_order() -> None:
 def test_a_place_is_given_up_once() -> None:
     async def work(turnstile: Turnstile) -> None:
         places = await fill(turnstile)
-        tasks = [asyncio.create_task(turnstile.enter()) for _ in range(2)]
+        tasks = [asyncio.create_task(enter(turnstile)) for _ in range(2)]
         await asyncio.sleep(0)
         places[0].leave()
         places[0].leave()
@@ -72,14 +78,29 @@ def test_who_waits_for_something_else_holds_nobody_up(monkeypatch: pytest.Monkey
     run(work)
 
 
+def test_who_comes_back_waits_for_its_turn() -> None:
+    async def work(turnstile: Turnstile) -> None:
+        places = await fill(turnstile)
+        await places[0].enter()  # it is inside
+        places[0].leave()
+        other = await enter(turnstile)
+        back = asyncio.create_task(places[0].enter())
+        await asyncio.sleep(0.01)
+        assert not back.done()
+        other.leave()
+        await back
+
+    run(work)
+
+
 @pytest.mark.parametrize("is_called", [False, True])
 def test_one_that_left_takes_no_place_of_the_living(is_called: bool) -> None:
     """Cancelled while it waits, or when its turn has come and it does not know yet."""
 
     async def work(turnstile: Turnstile) -> None:
         places = await fill(turnstile)
-        gone = asyncio.create_task(turnstile.enter())
-        alive = asyncio.create_task(turnstile.enter())
+        gone = asyncio.create_task(enter(turnstile))
+        alive = asyncio.create_task(enter(turnstile))
         await asyncio.sleep(0)
         if is_called:
             places[0].leave()
