@@ -185,6 +185,7 @@ def test_what_ended_after_its_gateway_died_does_not_count(guarded: OpenGuarded, 
     http, client = scene.gateway.http, scene.pool.client
     request_id = http.post("/v1/completions", json={"prompt": "go"}, headers=bearer(ALICE)).json()["id"]
     scene.gateway.wait_for(lambda: client.zcard(keys.windows) == 0)
+    scene.gateway.wait_for(lambda: client.hexists(keys.request(request_id), "final"))  # after the client was told
     client.zadd(keys.windows, {request_id: (time.time() + 60) * 1000})
     client.sadd(keys.callers_responses("alice"), request_id)
     assert http.post("/v1/completions", json={"prompt": "go"}, headers=bearer(ALICE)).status_code == 200
