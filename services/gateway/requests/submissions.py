@@ -41,7 +41,7 @@ def build_submissions(
     The id of the first candidate of the first prompt is `request_id`, that of another prompt `<request_id>-<i>`; those
     of the other candidates follow from it (`choice_id`).
 
-    Heavy on the CPU (tokenizing releases the GIL): call it outside the event loop.
+    Heavy on the CPU (tokenizing releases the GIL): call it outside the event loop, unless the body is short.
 
     Raises:
         InvalidRequest: a token id outside the vocabulary, a refusal by the chat template, too many sequences.

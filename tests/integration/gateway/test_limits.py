@@ -13,12 +13,14 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi.routing import APIRoute
 
 from services.gateway import state
 from services.gateway.http import body as body_module
 from services.gateway.http import connection, routes, turnstile
 from services.gateway.http.connection import BoundedProtocol
-from services.gateway.http.turnstile import PLACES
+from services.gateway.http.context import DRAWN
+from services.gateway.http.turnstile import GENERATIONS, PLACES
 from services.gateway.requests.submissions import build_submissions
 from services.gateway.text.tokenizer import TextTokenizer
 from shared.messages import Abort, Submission
@@ -138,7 +140,11 @@ def test_what_a_full_queue_refuses_is_told_and_counted_as_any_other(open_scene: 
         assert scene.gateway.metric("request_errors_total", code="queue_full") == 20
         assert scene.gateway.http.get("/v1/models").status_code == 200
         scene.gateway.state.engine.intake._full_until = math.inf
-        assert scene.post("/v1/completions", prompt="x").status_code == 429
+        posts = {r.path for r in routes.router.routes if isinstance(r, APIRoute) and "POST" in (r.methods or ())}
+        assert posts == GENERATIONS
+        for path in GENERATIONS:  # not even routed
+            unread = scene.post(path, no_such_field=1)
+            assert check_error(unread, 429)["code"] == "queue_full" and unread.headers["x-request-id"].startswith(DRAWN)
         with scene.gateway.http.stream("POST", "/v1/completions", json=body, headers=key) as again:
             assert again.status_code == 200 and again.headers["x-request-id"] == first.headers["x-request-id"]
         scene.pool.resume()
